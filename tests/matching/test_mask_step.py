@@ -1,0 +1,169 @@
+"""The Mask-Step CNN: shapes, size, reach, padding, batches, and its weights on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from monitor.errors import ConfigError
+from monitor.matching.mask_step import INNER_BATCH, MaskStepNet, load_mask_step, predict, save_mask_step
+
+torch.set_num_threads(1)
+
+
+def random_net(seed: int = 0) -> MaskStepNet:
+    torch.manual_seed(seed)
+    net = MaskStepNet().eval()
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.normal_(std=0.3)  # the biases too: a zero bias would hide what leaks in from the padding
+    return net
+
+
+def random_tiles(seed: int, *shape: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).uniform(-0.2, 1, shape).astype(np.float32)
+
+
+def test_the_layers_are_those_of_the_paper() -> None:
+    net = MaskStepNet()
+    shapes = {name: tuple(weight.shape) for name, weight in net.named_parameters() if name.endswith("weight")}
+    assert shapes == {
+        "conv1.weight": (8, 1, 3, 3),
+        "conv2.weight": (16, 8, 3, 3),
+        "conv3.weight": (32, 16, 3, 3),
+        "mask.weight": (2, 32, 3, 3),
+        "step.weight": (3, 32, 2, 2),
+    }
+    assert sum(weight.numel() for weight in net.parameters()) == 80 + 1168 + 4640 + 578 + 387
+
+
+@pytest.mark.parametrize(("height", "width"), [(2, 2), (16, 16), (7, 40)])
+def test_the_mask_covers_the_matrix_and_the_step_all_but_its_last_row_and_column(height: int, width: int) -> None:
+    mask, step = random_net()(torch.zeros(3, 1, height, width))
+    assert mask.shape == (3, 2, height, width)
+    assert step.shape == (3, 3, height - 1, width - 1)
+
+
+def test_a_mask_cell_sees_9x9_and_a_step_cell_8x8() -> None:
+    net = MaskStepNet()
+    with torch.no_grad():
+        for weight in net.parameters():
+            weight.fill_(0.01)  # all positive: no path through the ReLUs is shut
+    s = torch.rand(1, 1, 21, 21, requires_grad=True)
+    mask, step = net(s)
+    seen_by_mask = torch.autograd.grad(mask[0, 1, 10, 10], s, retain_graph=True)[0][0, 0].nonzero()
+    seen_by_step = torch.autograd.grad(step[0, 1, 10, 10], s)[0][0, 0].nonzero()
+    assert (seen_by_mask.min().item(), seen_by_mask.max().item(), len(seen_by_mask)) == (6, 14, 81)
+    assert (seen_by_step.min().item(), seen_by_step.max().item(), len(seen_by_step)) == (7, 14, 64)
+
+
+def test_a_change_outside_the_receptive_field_changes_nothing() -> None:
+    net = random_net()
+    before = random_tiles(1, 1, 24, 24)
+    inside = np.ones_like(before, bool)
+    for row, col in ((5, 12), (15, 12), (12, 5), (12, 15)):  # one beyond the 9x9 around (10, 10)
+        after = before.copy()
+        after[0, row, col] += 5
+        assert predict(net, after, inside)[0][0, 10, 10] == predict(net, before, inside)[0][0, 10, 10]
+    after = before.copy()
+    after[0, 6, 6] += 5
+    assert predict(net, after, inside)[0][0, 10, 10] != predict(net, before, inside)[0][0, 10, 10]
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 2**31),
+    height=st.integers(2, 20),
+    width=st.integers(2, 20),
+    above=st.integers(0, 7),
+    left=st.integers(0, 7),
+    below=st.integers(0, 7),
+    right=st.integers(0, 7),
+)
+def test_a_padded_tile_gives_what_the_bare_matrix_would(
+    seed: int, height: int, width: int, above: int, left: int, below: int, right: int
+) -> None:
+    net = random_net(seed % 7)
+    bare = random_tiles(seed, 1, height, width)
+    # What stands in the padding must not matter, so it is filled with noise.
+    padded = random_tiles(seed + 1, 1, above + height + below, left + width + right)
+    inside = np.zeros_like(padded, bool)
+    here = (slice(None), slice(above, above + height), slice(left, left + width))
+    padded[here], inside[here] = bare, True
+
+    mask, step = predict(net, bare, np.ones_like(bare, bool))
+    padded_mask, _ = predict(net, padded, inside)
+    np.testing.assert_allclose(padded_mask[here], mask, atol=1e-5)
+    assert not padded_mask[~inside].any()
+
+    with torch.inference_mode():  # logits, since an argmax may tie
+        _, bare_step = net(torch.from_numpy(bare)[None])
+        _, padded_step = net(torch.from_numpy(padded)[None], torch.from_numpy(inside.astype(np.float32))[None])
+    cut = padded_step[:, :, above : above + height - 1, left : left + width - 1]
+    np.testing.assert_allclose(cut, bare_step, atol=1e-4, rtol=1e-5)
+    assert step.shape == (1, height - 1, width - 1)
+
+
+@settings(deadline=None, max_examples=15)
+@given(seed=st.integers(0, 2**31), n_tiles=st.integers(1, 2 * INNER_BATCH + 1))
+def test_company_and_order_change_no_bit(seed: int, n_tiles: int) -> None:
+    net, tiles = random_net(), random_tiles(seed, n_tiles, 13, 29)
+    inside = np.random.default_rng(seed).random(tiles.shape) < 0.9
+    mask, step = predict(net, tiles, inside)
+    order = np.random.default_rng(seed + 1).permutation(n_tiles)
+    mixed_mask, mixed_step = predict(net, tiles[order], inside[order])
+    assert np.array_equal(mixed_mask, mask[order])
+    assert np.array_equal(mixed_step, step[order])
+    alone_mask, alone_step = predict(net, tiles[:1], inside[:1])
+    assert np.array_equal(alone_mask[0], mask[0])
+    assert np.array_equal(alone_step[0], step[0])
+
+
+def test_predict_is_softmax_and_argmax_of_the_network() -> None:
+    net, tiles = random_net(), random_tiles(3, 2, 9, 11)
+    with torch.inference_mode():
+        mask_logits, step_logits = net(torch.from_numpy(tiles)[:, None])
+    mask, step = predict(net, tiles, np.ones_like(tiles, bool))
+    np.testing.assert_allclose(mask, torch.softmax(mask_logits, 1)[:, 1], atol=1e-6)
+    assert np.array_equal(step, step_logits.argmax(1))
+    assert mask.dtype == np.float32
+    assert step.dtype == np.uint8
+
+
+def test_predict_refuses_shapes_that_do_not_belong_together() -> None:
+    with pytest.raises(ValueError, match=r"\[B, M, N\]"):
+        predict(random_net(), random_tiles(0, 1, 4, 4), np.ones((1, 4, 5), bool))
+
+
+def test_weights_come_back_with_what_was_said_about_them(tmp_path: Path) -> None:
+    net = random_net(5)
+    save_mask_step(net, tmp_path / "w.safetensors", trained_on="lite0-abc", configuration={"seed": 5})
+    back = load_mask_step(tmp_path / "w.safetensors")
+    assert (back.trained_on, back.configuration, back.training) == ("lite0-abc", {"seed": 5}, False)
+    tiles = random_tiles(0, 1, 8, 8)
+    everywhere = np.ones_like(tiles, bool)
+    assert np.array_equal(predict(back, tiles, everywhere)[0], predict(net, tiles, everywhere)[0])
+    assert [p.name for p in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def test_a_damaged_byte_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    save_mask_step(random_net(), path, trained_on="x", configuration={})
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:])
+    with pytest.raises(ConfigError, match="damaged"):
+        load_mask_step(path)
+
+
+def test_missing_and_foreign_weights_are_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.safetensors cannot be read"):
+        load_mask_step(tmp_path / "none.safetensors")
+    (tmp_path / "text.safetensors").write_text("not weights")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_mask_step(tmp_path / "text.safetensors")
