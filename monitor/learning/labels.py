@@ -1,0 +1,81 @@
+"""What the network should answer: which cells are a copy (R), and where a copy goes on from each (Q and d).
+
+Given, for each second of both sides, which moment of the original it shows. Two rules make R. By id, the paper's:
+frames made from the same original frame match. By time, for air that is never in phase with its reference: each
+second matches the second nearest to it on the other side. Everything works on arrays with leading batch axes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+NO_ORIGINAL = -1  # id of a second that shows nothing of the video: padding, foreign material
+
+TIE_S = 0.2  # two seconds whose distances differ by less are as good as each other: neither answer is wrong
+FAR_S = 1e9  # how far a second without an original is from everything
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Labels:
+    """The targets of one pair, or of a batch of them along the leading axes."""
+
+    on_path: NDArray[np.bool_]  # [..., M, N]: R
+    step: NDArray[np.float32]  # [..., M-1, N-1, 3]: d, in the order right-down, right, down
+    responsible: NDArray[np.bool_]  # [..., M-1, N-1]: cells with some (i, j, l) in Q
+
+    def __post_init__(self) -> None:
+        *batch, height, width = self.on_path.shape
+        if self.step.shape != (*batch, height - 1, width - 1, 3):
+            raise ValueError(f"step must be [..., M-1, N-1, 3] for a mask {self.on_path.shape}, got {self.step.shape}")
+
+
+def labels_of(on_path: NDArray[np.bool_]) -> Labels:
+    """The labels that follow from R [..., M, N]; right-down wins, right and down share where both lead on."""
+    right_down, right, down = on_path[..., 1:, 1:], on_path[..., :-1, 1:], on_path[..., 1:, :-1]
+    in_q = np.stack([right_down, right & ~right_down, down & ~right_down], axis=-1)
+    step = in_q.astype(np.float32)
+    step[in_q[..., 1] & in_q[..., 2], 1:] = 0.5
+    return Labels(on_path, step, np.logical_or.reduce(in_q, axis=-1))
+
+
+def label(live_ids: NDArray[np.int64], ref_ids: NDArray[np.int64]) -> Labels:
+    """The paper's labels of two sequences, from the id of the original frame of each; NO_ORIGINAL matches nothing."""
+    return labels_of(matched_by_id(live_ids, ref_ids))
+
+
+def matched_by_id(live_ids: NDArray[np.int64], ref_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """R = {(i, j): i' = j'} as [..., M, N]."""
+    live, ref = live_ids[..., :, None], ref_ids[..., None, :]
+    matched: NDArray[np.bool_] = (live == ref) & (live != NO_ORIGINAL)
+    return matched
+
+
+def matched_by_time(
+    live_s: NDArray[np.float64], ref_s: NDArray[np.float64], reach_s: float
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """R [..., M, N] by nearest time, and the cells that are nearly as near, so that no mask label suits them.
+
+    Times are moments of the original, NaN where there is none. Each second is matched with the first of those nearest
+    to it on the other side, and with all that show the very same moment, if they are no more than `reach_s` away:
+    half the time between two frames of the faster side. So a copy at any speed is a path without holes.
+    """
+    apart = np.abs(live_s[..., :, None] - ref_s[..., None, :])
+    apart = np.where(np.isnan(apart), FAR_S, apart)
+    in_reach = apart <= reach_s + 1e-9
+    nearest_ref = _first_smallest(apart, axis=-1)
+    nearest_live = _first_smallest(apart, axis=-2)
+    on_path = (nearest_ref | nearest_live | (apart == 0)) & in_reach
+    beyond_row = apart - apart.min(axis=-1, keepdims=True)
+    beyond_col = apart - apart.min(axis=-2, keepdims=True)
+    tied = ((beyond_row < TIE_S) | (beyond_col < TIE_S)) & (apart <= reach_s + TIE_S)
+    return on_path, tied & ~on_path
+
+
+def _first_smallest(values: NDArray[np.float64], axis: int) -> NDArray[np.bool_]:
+    """True at the first smallest value along an axis."""
+    chosen = np.zeros(values.shape, bool)
+    np.put_along_axis(chosen, np.expand_dims(values.argmin(axis=axis), axis), True, axis=axis)
+    return chosen
