@@ -1,0 +1,90 @@
+"""The probes and /metrics, asked over a real socket."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from monitor.metrics import Metrics
+from monitor.web.api import create_app
+
+
+@dataclass
+class Running:
+    address: str
+    metrics: Metrics
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def get(self, path: str, accept: str = "*/*") -> tuple[int, str, str]:
+        request = urllib.request.Request(self.address + path, headers={"Accept": accept})
+        try:
+            with urllib.request.urlopen(request, timeout=10) as reply:
+                return reply.status, reply.headers["content-type"], reply.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["content-type"], error.read().decode()
+
+
+class Announced(uvicorn.Server):
+    """A server that says when it listens, so that nobody has to sleep."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = threading.Event()
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        await super().startup(sockets)  # type: ignore[arg-type]
+        self.listening.set()
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    metrics, problems = Metrics(CollectorRegistry()), dict[str, str]()
+    app = create_app(metrics.registry, lambda: problems)
+    server = Announced(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    assert server.listening.wait(20)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    yield Running(f"http://127.0.0.1:{port}", metrics, problems)
+    server.should_exit = True
+    thread.join(20)
+    assert not thread.is_alive()
+
+
+def test_alive_whatever_is_missing(running: Running) -> None:
+    running.problems["index"] = "not loaded yet"
+    status, _, body = running.get("/livez")
+    assert (status, body) == (200, "ok\n")
+
+
+def test_ready_only_when_nothing_is_wrong(running: Running) -> None:
+    running.problems["index"] = "not loaded yet"
+    status, kind, body = running.get("/readyz")
+    assert (status, kind) == (503, "application/json")
+    assert json.loads(body) == {"status": "not ready", "problems": {"index": "not loaded yet"}}
+    running.problems.clear()
+    status, _, body = running.get("/readyz")
+    assert (status, json.loads(body)) == (200, {"status": "ready"})
+
+
+def test_metrics_in_the_form_that_is_asked_for(running: Running) -> None:
+    running.metrics.references.set(3)
+    status, kind, body = running.get("/metrics")
+    assert status == 200
+    assert kind.startswith("text/plain; version=")
+    assert "\ncopywatch_references 3.0\n" in body
+    assert "\nprocess_cpu_seconds_total " in body
+    _, kind, body = running.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert kind.startswith("application/openmetrics-text")
+    assert body.endswith("# EOF\n")
+
+
+def test_nothing_else_is_served(running: Running) -> None:
+    assert [running.get(path)[0] for path in ("/", "/docs", "/openapi.json")] == [404, 404, 404]
