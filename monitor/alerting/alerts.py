@@ -1,0 +1,158 @@
+"""Alerts: which segment changes are worth telling, each told once.
+
+An alert has one id for its whole life, made of channel, stream epoch, reference and the start cell of its first
+path, so a replay mints the same id. It is started when its score passes the threshold, updated at most every
+`update_every_s` of stream time, and at the end either ended or retracted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from monitor.ingest.clock import ChannelEpoch
+from monitor.matching.stitching import SegmentView
+from reference_db.catalog import Reference, ReferenceId
+
+STARTED, UPDATED, ENDED, RETRACTED = "alert.started", "alert.updated", "alert.ended", "alert.retracted"
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Seconds of a channel that were not seen."""
+
+    at: float
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """What is told of one copy at one moment. Times without a zone are seconds of channel or reference."""
+
+    id: str
+    type: str
+    seq: int
+    channel: str
+    reference: ReferenceId
+    title: str
+    owner: str
+    channel_start: float
+    channel_end: float
+    started_at: str | None  # RFC 3339 UTC; None where the channel is a file and has no wall clock
+    ended_at: str | None
+    detected_at: float  # the newest stream second that had to be seen before the alert went out
+    reference_start: float
+    reference_end: float
+    speed: float
+    score: float
+    matched_seconds: int
+    coverage_channel: float
+    coverage_reference: float
+    gaps: tuple[Gap, ...]
+    licence: str | None
+    model: str
+    evidence: str | None
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values, in the order of the fields, ready for JSON."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Told:
+    """What was said of one alert so far."""
+
+    detected_at: float
+    seq: int
+    last_told_s: float
+    last_view: SegmentView
+
+
+def alert_id_of(epoch: ChannelEpoch, view: SegmentView) -> str:
+    """The id that a segment has for life, whoever finds it and however often."""
+    name = f"{epoch.channel}\n{epoch.name}\n{view.reference}\n{view.start[0]}\n{view.start[1]}"
+    return hashlib.sha256(name.encode()).hexdigest()[:24]
+
+
+class AlertBook:
+    """The alerts of one channel epoch."""
+
+    def __init__(
+        self,
+        epoch: ChannelEpoch,
+        model: str,
+        threshold: float,
+        update_every_s: float,
+        reference: Callable[[ReferenceId], Reference],
+    ) -> None:
+        self.epoch = epoch
+        self.model = model
+        self.threshold = threshold
+        self.update_every_s = update_every_s
+        self._reference = reference
+        self._told: dict[str, _Told] = {}
+
+    @property
+    def n_open(self) -> int:
+        return len(self._told)
+
+    def apply(self, now_s: int, views: list[SegmentView], gaps: list[Gap]) -> list[Alert]:
+        """The news of stream second `now_s`. `views` has every open segment and those that closed now."""
+        news = []
+        for view in views:
+            alert_id = alert_id_of(self.epoch, view)
+            type_ = self._type(view, self._told.get(alert_id), now_s)
+            if type_ is not None:
+                news.append(self._tell(type_, alert_id, view, now_s, gaps))
+        return news
+
+    def _type(self, view: SegmentView, told: _Told | None, now_s: int) -> str | None:
+        """What there is to tell of a segment, if anything."""
+        holds = view.score >= self.threshold and view.echo_of is None
+        if not view.is_open:
+            if told is None:
+                return ENDED if holds else None  # so short that its first word is its last
+            return ENDED if holds else RETRACTED
+        if told is None:
+            return STARTED if holds else None
+        due = now_s - told.last_told_s >= self.update_every_s
+        return UPDATED if due and view.live_end_s > told.last_view.live_end_s else None
+
+    def _tell(self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> Alert:
+        told = self._told.get(alert_id) or _Told(now_s, 0, now_s, view)
+        alert = self._alert(type_, alert_id, told, view, gaps)
+        self._told[alert_id] = _Told(told.detected_at, told.seq + 1, now_s, view)
+        if type_ in (ENDED, RETRACTED):
+            del self._told[alert_id]
+        return alert
+
+    def _alert(self, type_: str, alert_id: str, told: _Told, view: SegmentView, gaps: list[Gap]) -> Alert:
+        reference = self._reference(view.reference)
+        seconds = view.live_end_s - view.live_start_s
+        return Alert(
+            id=alert_id,
+            type=type_,
+            seq=told.seq + 1,
+            channel=self.epoch.channel,
+            reference=view.reference,
+            title=reference.title,
+            owner=reference.owner,
+            channel_start=float(view.live_start_s),
+            channel_end=float(view.live_end_s),
+            started_at=self.epoch.wall_time(view.live_start_s),
+            ended_at=self.epoch.wall_time(view.live_end_s) if type_ == ENDED else None,
+            detected_at=float(told.detected_at),
+            reference_start=float(view.ref_start_s),
+            reference_end=float(view.ref_end_s),
+            speed=round(view.speed, 3),
+            score=round(view.score, 4),
+            matched_seconds=view.n_live,
+            coverage_channel=round(view.n_live / seconds, 3),
+            coverage_reference=round((view.ref_end_s - view.ref_start_s) / reference.n_seconds, 3),
+            gaps=tuple(gap for gap in gaps if view.live_start_s - 1 <= gap.at < view.live_end_s),
+            licence=None,
+            model=self.model,
+            evidence=None,
+        )

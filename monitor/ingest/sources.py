@@ -1,0 +1,153 @@
+"""Sources: where a channel's pictures come from, whatever the protocol.
+
+A source yields samples as they arrive, in lists: one at a time from the air, several at once from a file that is
+read faster than real time. Seconds rise within an epoch; what is skipped was not seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from monitor.ingest.clock import ChannelEpoch
+from reference_db.decoding import DecodingChild
+from reference_db.frames import Frame, Mode
+
+BUFFER_S = 64  # seconds that may wait between a decoder and the loop
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One second of a channel as it arrived. `second` is stream time; the frame's own may be raw."""
+
+    epoch: ChannelEpoch
+    second: int
+    frame: Frame
+    arrived_at: datetime
+    gap_reason: str  # why seconds just before it are missing, where any are
+
+
+class Source(Protocol):
+    """What the pipeline asks of a channel."""
+
+    channel: str
+
+    def samples(self) -> AsyncIterator[list[Sample]]:
+        """Everything that has arrived since the last list, oldest first; ends with the stream."""
+        ...
+
+    async def close(self) -> None:
+        """Stops reading; `samples` then ends."""
+        ...
+
+
+class SampleBuffer:
+    """Hands samples from a decoder's thread to the loop. Bounded: `wait` holds the thread back, else the oldest goes.
+
+    What was received is always handed over, dropped or still waiting.
+    """
+
+    def __init__(self, *, wait: bool, on_drop: Callable[[], None] = lambda: None) -> None:
+        self._wait = wait
+        self._on_drop = on_drop
+        self._samples: deque[Sample] = deque()
+        self._changed = threading.Condition()
+        self._arrived = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._ended = False
+        self._error: Exception | None = None
+
+    def put(self, sample: Sample) -> bool:
+        """Called by the decoder's thread. False once nobody takes any more."""
+        with self._changed:
+            while self._wait and len(self._samples) >= BUFFER_S and not self._ended:
+                self._changed.wait()
+            if self._ended:
+                return False
+            if len(self._samples) >= BUFFER_S:
+                self._samples.popleft()
+                self._on_drop()
+            self._samples.append(sample)
+        self._wake()
+        return True
+
+    def end(self, error: Exception | None = None) -> None:
+        """Called by either side: nothing more comes; what waits is still handed over."""
+        with self._changed:
+            self._ended = True
+            self._error = self._error or error
+            self._changed.notify_all()
+        self._wake()
+
+    async def take(self) -> list[Sample]:
+        """Everything that waits, at least one; an empty list is the end. Raises the thread's error at the end."""
+        while True:
+            with self._changed:
+                samples = list(self._samples)
+                self._samples.clear()
+                self._changed.notify_all()
+                ended, error = self._ended, self._error
+                self._arrived.clear()
+            if samples:
+                return samples
+            if ended:
+                if error is not None:
+                    raise error
+                return []
+            await self._arrived.wait()
+
+    def _wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+        except RuntimeError:
+            return  # the loop is closed: nobody waits
+
+
+class FileSource:
+    """A video file as a channel, read as fast as the pipeline takes it; its seconds are the file's own."""
+
+    def __init__(self, channel: str, path: Path, *, mode: Mode = "exact") -> None:
+        self.channel = channel
+        self.path = path
+        self._mode: Mode = mode
+        self._child: DecodingChild | None = None
+
+    async def samples(self) -> AsyncIterator[list[Sample]]:
+        """Raises MediaError where the file cannot be read."""
+        buffer = SampleBuffer(wait=True)
+        thread = threading.Thread(target=self._read, args=(buffer,), name=f"decode-{self.channel}", daemon=True)
+        thread.start()
+        try:
+            while samples := await buffer.take():
+                yield samples
+        finally:
+            buffer.end()
+            await self.close()
+            await asyncio.to_thread(thread.join)
+
+    async def close(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+
+    def _read(self, buffer: SampleBuffer) -> None:
+        epoch = ChannelEpoch(self.channel, "file", None)
+        try:
+            # Made in this thread, since the child dies with the thread that made it.
+            with DecodingChild(str(self.path), mode=self._mode) as self._child:
+                for sample in self._samples(epoch, self._child.frames()):
+                    if not buffer.put(sample):
+                        return
+        except Exception as error:  # whatever ends the thread must reach the loop
+            buffer.end(error)
+        buffer.end()
+
+    @staticmethod
+    def _samples(epoch: ChannelEpoch, frames: Iterator[Frame]) -> Iterator[Sample]:
+        for frame in frames:
+            yield Sample(epoch, frame.second, frame, datetime.now(UTC), "not in the file")

@@ -1,0 +1,71 @@
+"""The last seconds of a stream as feature rows, holes marked.
+
+Seconds come in rising order; those left out in between are filled in as unseen, so that every second of the
+stream is in the window exactly once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+WINDOW_S = 48  # as far back as a new candidate is followed
+LOOK_BACK_S = 3  # a second is compared with so many before it to tell how much is new in it
+ALL_NEW = 0.25  # cosine distance from which a picture counts as wholly new
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LiveSecond:
+    """One second of a channel. `row` is None where it was not seen."""
+
+    second: int
+    row: NDArray[np.float32] | None
+    informative: bool
+    novelty: float  # 0 for a picture just like those before it, 1 for a new one
+
+    @property
+    def counts(self) -> bool:
+        """Whether this second may begin or feed a path."""
+        return self.row is not None and self.informative
+
+
+class FeatureWindow:
+    """The newest seconds of one stream epoch."""
+
+    def __init__(self, length_s: int = WINDOW_S) -> None:
+        self._seconds: deque[LiveSecond] = deque(maxlen=length_s)
+
+    def __iter__(self) -> Iterator[LiveSecond]:
+        return iter(self._seconds)
+
+    @property
+    def newest_s(self) -> int | None:
+        return self._seconds[-1].second if self._seconds else None
+
+    def push(self, second: int, row: NDArray[np.float32] | None, informative: bool) -> list[LiveSecond]:
+        """The seconds this adds: the one given, after any that were skipped before it."""
+        newest = self.newest_s
+        if newest is not None and second <= newest:
+            raise ValueError(f"second {second} does not come after {newest}")
+        added = [] if newest is None else [LiveSecond(s, None, False, 0.0) for s in range(newest + 1, second)]
+        added.append(LiveSecond(second, row, informative, self._novelty(row, second)))
+        self._seconds.extend(added)
+        return added
+
+    def since(self, second: int) -> list[LiveSecond]:
+        """Every second from this one on that is still in the window."""
+        return [live for live in self._seconds if live.second >= second]
+
+    def _novelty(self, row: NDArray[np.float32] | None, second: int) -> float:
+        if row is None:
+            return 0.0
+        before = [
+            float(live.row @ row)
+            for live in list(self._seconds)[-LOOK_BACK_S:]
+            if live.row is not None and live.second >= second - LOOK_BACK_S
+        ]
+        return min(1.0, max(0.0, 1.0 - max(before, default=0.0)) / ALL_NEW)

@@ -1,0 +1,220 @@
+"""Segments: paths of one reference joined over cuts, freezes, breaks and lost seconds.
+
+A path joins a segment when it begins, by what was known at that row: it goes on where one of the segment's paths
+stopped, within `join_s` on both sides, or it runs close beside one. The segment's name is its first path's start
+cell, for life. Joined this way a segment depends on the rows alone, not on how they arrived.
+
+What a segment claims is told by a `SegmentView`: the strongest of its paths that do not overlap each other, their
+common span and one score. A segment that merely mirrors a stronger one (the same stream seconds on other seconds
+of the reference that look alike, as in a static shot) is marked as its echo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitor.matching.paths import AlignmentPath, soft_weight
+from reference_db.catalog import ReferenceId
+
+NEAR_S = 3  # two paths side by side closer than this are one copy
+MIN_MEMBERS = 3  # a shorter path adds nothing to a segment that has a longer one
+BACK_S = 2  # how far a path may step back in the reference and still go on where another stopped
+REMEMBER_S = 60  # closed segments are kept so long, to tell echoes
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How a path's weight becomes a score; each term can be switched off to measure its worth."""
+
+    gamma: float = 100.0
+    novelty_floor: float = 0.3  # what a second that brings nothing new still counts; 1 switches evidence off
+    join_s: int = 8
+    echo_similarity: float = 0.5  # reference seconds more alike than this mirror each other; above 1 switches it off
+
+    def evidence_s(self, paths: Iterable[AlignmentPath]) -> float:
+        """Seconds of evidence: the shorter side, with seconds that bring nothing new discounted."""
+        total = 0.0
+        for path in paths:
+            novelty = path.sum_novelty / path.n_live
+            total += path.shorter_side * (self.novelty_floor + (1 - self.novelty_floor) * novelty)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class PathState:
+    """A path as its tracker has it now. `ahead` is walked on through rows that are not final yet."""
+
+    reference: ReferenceId
+    path: AlignmentPath
+    ahead: AlignmentPath
+    is_open: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentView:
+    """What a segment claims at one moment. Spans are half-open seconds."""
+
+    reference: ReferenceId
+    start: tuple[int, int]  # the first path's start cell: the segment's name
+    live_start_s: int
+    live_end_s: int
+    ref_start_s: int
+    ref_end_s: int
+    score: float
+    n_live: int  # stream seconds that were matched
+    evidence_s: float
+    total_weight: float
+    speed: float
+    paths: tuple[AlignmentPath, ...]
+    is_open: bool
+    echo_of: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class _Segment:
+    reference: ReferenceId
+    start: tuple[int, int]
+    paths: dict[tuple[int, int], PathState] = field(default_factory=dict)  # by start cell
+    closed: bool = False
+
+    @property
+    def last_live_s(self) -> int:
+        return max(state.path.last[0] for state in self.paths.values())
+
+    def put(self, state: PathState) -> None:
+        """Keeps a path's newest state; one that ended too short to matter is forgotten, unless it is all there is."""
+        self.paths[state.path.start] = state
+        if not state.is_open and state.path.n_members < MIN_MEMBERS and len(self.paths) > 1:
+            del self.paths[state.path.start]
+
+    def takes(self, path: AlignmentPath, join_s: int) -> bool:
+        return any(_continues(path, state.path, join_s) for state in self.paths.values())
+
+
+def _continues(path: AlignmentPath, old: AlignmentPath, join_s: int) -> bool:
+    """Whether `path` goes on where `old` stopped, or runs beside it."""
+    live_gap, ref_gap = path.first[0] - old.last[0], path.first[1] - old.last[1]
+    if live_gap > 0:
+        return live_gap <= join_s and -BACK_S <= ref_gap <= join_s
+    beside = old.last[1] + live_gap * old.speed  # where the old path was at the new one's first second
+    return abs(path.first[1] - beside) <= NEAR_S
+
+
+class Stitcher:
+    """The segments of one channel and epoch."""
+
+    def __init__(self, scoring: Scoring, reference_rows: Callable[[ReferenceId], NDArray[np.float32]]) -> None:
+        self.scoring = scoring
+        self._reference_rows = reference_rows
+        self._segments: list[_Segment] = []  # open ones, and closed ones for a while
+
+    def push(self, final_s: int, states: list[PathState]) -> list[SegmentView]:
+        """Views of every open segment and of those that closed now; `final_s` is the newest final row."""
+        for state in sorted(states, key=lambda s: (s.path.start, s.reference)):
+            self._place(state)
+        views = self._views()
+        closing = []
+        for segment in self._segments:
+            is_open = any(state.is_open for state in segment.paths.values())
+            if not segment.closed and not is_open and final_s - segment.last_live_s > self.scoring.join_s:
+                segment.closed = True
+                closing.append((segment.reference, segment.start))
+        self._segments = [s for s in self._segments if not s.closed or final_s - s.last_live_s <= REMEMBER_S]
+        out = []
+        for segment, view in views:
+            if (segment.reference, segment.start) in closing:
+                out.append(replace(view, is_open=False))
+            elif not segment.closed:
+                out.append(view)
+        return out
+
+    def finish(self) -> list[SegmentView]:
+        """The last word on every segment still open."""
+        views = [replace(view, is_open=False) for segment, view in self._views() if not segment.closed]
+        self._segments.clear()
+        return views
+
+    def references(self) -> set[ReferenceId]:
+        """References of which a segment is open or remembered."""
+        return {segment.reference for segment in self._segments}
+
+    def _place(self, state: PathState) -> None:
+        for segment in self._segments:
+            if segment.reference == state.reference and state.path.start in segment.paths:
+                segment.put(state)
+                return
+        for segment in self._segments:
+            same = segment.reference == state.reference and not segment.closed
+            if same and segment.takes(state.path, self.scoring.join_s):
+                segment.put(state)
+                return
+        self._segments.append(_Segment(state.reference, state.path.start, {state.path.start: state}))
+
+    def _views(self) -> list[tuple[_Segment, SegmentView]]:
+        views = [(segment, self._view(segment)) for segment in self._segments]
+        return [(segment, self._marked(view, [v for _, v in views])) for segment, view in views]
+
+    def _view(self, segment: _Segment) -> SegmentView:
+        chosen = _strongest([state.ahead for state in segment.paths.values()])
+        n_members = sum(path.n_members for path in chosen)
+        total = sum(path.sum_weight for path in chosen)
+        evidence_s = self.scoring.evidence_s(chosen)
+        longest = max(chosen, key=lambda path: path.n_members)
+        return SegmentView(
+            segment.reference,
+            segment.start,
+            min(path.first[0] for path in chosen),
+            max(path.last[0] for path in chosen) + 1,
+            min(path.first[1] for path in chosen),
+            max(path.last[1] for path in chosen) + 1,
+            soft_weight(evidence_s, self.scoring.gamma) * total / n_members,
+            sum(path.n_live for path in chosen),
+            evidence_s,
+            total,
+            longest.speed,
+            tuple(chosen),
+            not segment.closed,
+        )
+
+    def _marked(self, view: SegmentView, others: list[SegmentView]) -> SegmentView:
+        for other in others:
+            if (
+                other.reference == view.reference
+                and other.start != view.start
+                and (other.total_weight, other.start) > (view.total_weight, view.start)
+                and self._mirrors(view, other)
+            ):
+                return replace(view, echo_of=other.start)
+        return view
+
+    def _mirrors(self, view: SegmentView, stronger: SegmentView) -> bool:
+        """Whether `view` shows the stream seconds of `stronger` on reference seconds that look the same."""
+        start, end = max(view.live_start_s, stronger.live_start_s), min(view.live_end_s, stronger.live_end_s)
+        if end - start < 0.5 * (view.live_end_s - view.live_start_s):
+            return False
+        seconds = np.arange(start, end)
+        rows = self._reference_rows(view.reference)
+        mine, theirs = rows[_columns(view, seconds)], rows[_columns(stronger, seconds)]
+        return float(np.einsum("ij,ij->i", mine, theirs).mean()) >= self.scoring.echo_similarity
+
+
+def _strongest(paths: list[AlignmentPath]) -> list[AlignmentPath]:
+    """Paths by falling weight that do not overlap a stronger one, in order of time."""
+    chosen: list[AlignmentPath] = []
+    for path in sorted(paths, key=lambda p: (-p.sum_weight, p.start)):
+        if chosen and path.n_members < MIN_MEMBERS:
+            continue
+        if all(path.first[0] > old.last[0] or path.last[0] < old.first[0] for old in chosen):
+            chosen.append(path)
+    return sorted(chosen, key=lambda p: p.first)
+
+
+def _columns(view: SegmentView, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The reference second that the segment's paths give for each stream second."""
+    points = sorted({point for path in view.paths for point in (path.first, *path.points, path.last)})
+    live, ref = np.array(points).T
+    return np.round(np.interp(seconds, live, ref)).astype(np.int64)

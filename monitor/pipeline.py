@@ -1,0 +1,219 @@
+"""One stream from source to sink. Read this file first.
+
+    source -> encode -> FeatureWindow -> search -> Matcher (candidates, tiles, network, paths, segments)
+           -> AlertBook -> sinks
+
+`check` and `serve` run this same pipeline; a file merely does not wait. All that decides is in `Watch`, plain code
+over seconds; only `run_stream` awaits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from monitor.alerting.alerts import ENDED, STARTED, Alert, AlertBook, Gap
+from monitor.alerting.sinks import CallbackSink, Sink
+from monitor.compute import Compute, Models, load_models
+from monitor.ingest.clock import ChannelEpoch
+from monitor.ingest.sources import FileSource, Sample, Source
+from monitor.ingest.windows import LiveSecond
+from monitor.matching.matcher import Matcher, Matching
+from monitor.matching.stitching import Scoring
+from monitor.metrics import Metrics
+from monitor.settings import Settings
+from reference_db.catalog import Catalog, Reference, ReferenceId
+from reference_db.frames import probe
+from reference_db.index import ReferenceIndex
+
+OUTCOME_SLACK = 64  # outcomes that may wait for their sinks before matching waits for them
+GAPS_KEPT = 256  # of a channel, for the alerts they fall into
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one second led to."""
+
+    second: int
+    alerts: list[Alert]
+    arrived_at: datetime
+
+
+class Library:
+    """The index in use; replaced as a whole when the catalogue changes."""
+
+    def __init__(self, index: ReferenceIndex) -> None:
+        self.index = index
+
+    def reference(self, reference: ReferenceId) -> Reference:
+        return self.index.references[self.index.place(reference)]
+
+
+def matching_of(settings: Settings) -> Matching:
+    """What the settings say about matching."""
+    asked = settings.matching
+    return Matching(tau=asked.tau, sigma=asked.sigma, scoring=Scoring(gamma=asked.gamma))
+
+
+class Watch:
+    """One channel's thinking: seconds in, alerts out."""
+
+    def __init__(self, library: Library, models: Models, settings: Settings, metrics: Metrics) -> None:
+        self._library = library
+        self._models = models
+        self._settings = settings
+        self._metrics = metrics
+        self._matcher = Matcher(matching_of(settings))
+        self._book: AlertBook | None = None
+        self._gaps: deque[Gap] = deque(maxlen=GAPS_KEPT)
+
+    def push(self, samples: list[Sample], rows: list[tuple[NDArray[np.float32], bool]]) -> list[Outcome]:
+        """What each sample led to, in order."""
+        outcomes = []
+        for sample, (row, informative) in zip(samples, rows, strict=True):
+            alerts = self._enter(sample.epoch)
+            alerts += self._second(sample, row, informative)
+            outcomes.append(Outcome(sample.second, alerts, sample.arrived_at))
+        return outcomes
+
+    def finish(self) -> list[Alert]:
+        """The last word on every open alert, when the stream or its epoch ends."""
+        if self._book is None:
+            return []
+        newest = self._matcher.window.newest_s or 0
+        alerts = self._book.apply(newest, self._matcher.finish(), list(self._gaps))
+        self._matcher = Matcher(matching_of(self._settings))
+        self._gaps.clear()
+        self._book = None
+        return alerts
+
+    def _enter(self, epoch: ChannelEpoch) -> list[Alert]:
+        if self._book is not None and self._book.epoch == epoch:
+            return []
+        alerts = self.finish()
+        alerting = self._settings.alerting
+        self._book = AlertBook(
+            epoch, self._models.name, alerting.threshold, alerting.update_every_s, self._library.reference
+        )
+        return alerts
+
+    def _second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> list[Alert]:
+        assert self._book is not None
+        channel, alerts = self._book.epoch.channel, []
+        added = self._matcher.window.push(sample.second, row, informative)
+        if len(added) > 1:
+            self._gaps.append(Gap(added[0].second, len(added) - 1, sample.gap_reason))
+            self._metrics.gap_seconds.labels(channel).inc(len(added) - 1)
+        if not informative:
+            self._metrics.low_information_seconds.labels(channel).inc()
+        for live in added:
+            alerts += self._match(live)
+        self._metrics.frames_processed.labels(channel).inc()
+        self._metrics.open_paths.labels(channel).set(self._matcher.n_open_paths)
+        return alerts
+
+    def _match(self, live: LiveSecond) -> list[Alert]:
+        assert self._book is not None
+        index, matcher = self._library.index, self._matcher
+        hits = index.search(live.row[None], matcher.matching.hits) if live.counts and live.row is not None else None
+        maps = self._models.read(matcher.plan(live, hits, index))
+        return self._book.apply(live.second, matcher.apply(maps), list(self._gaps))
+
+
+async def run_stream(source: Source, watch: Watch, sinks: list[Sink], compute: Compute, metrics: Metrics) -> None:
+    """Returns when the source ends, with every open segment closed and every alert sent."""
+    outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(maxsize=OUTCOME_SLACK)  # when full, matching waits
+    async with asyncio.TaskGroup() as stages:
+        stages.create_task(_match(source, watch, compute, outcomes))
+        stages.create_task(_deliver(source.channel, outcomes, sinks, metrics))
+
+
+async def _match(source: Source, watch: Watch, compute: Compute, outcomes: asyncio.Queue[Outcome | None]) -> None:
+    newest = 0
+    async for samples in source.samples():
+        rows = await compute.run("encode", compute.models.encode, [sample.frame for sample in samples])
+        for outcome in await compute.run("match", watch.push, samples, rows):
+            newest = outcome.second
+            await outcomes.put(outcome)
+    last = await compute.run("match", watch.finish)
+    await outcomes.put(Outcome(newest, last, datetime.now(UTC)))
+    await outcomes.put(None)
+
+
+async def _deliver(channel: str, outcomes: asyncio.Queue[Outcome | None], sinks: list[Sink], metrics: Metrics) -> None:
+    while (outcome := await outcomes.get()) is not None:
+        if not outcome.alerts:
+            continue
+        for alert in outcome.alerts:
+            metrics.alerts.labels(channel, alert.type.removeprefix("alert.")).inc()
+            if alert.type == STARTED:
+                waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
+                metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)
+        for sink in sinks:
+            await asyncio.to_thread(sink.send, outcome.alerts)
+
+
+def check_file(
+    path: Path,
+    channel: str,
+    *,
+    settings: Settings,
+    on_alert: Callable[[Alert], None] = lambda alert: None,
+    progress: Callable[[float, float | None], None] | None = None,
+) -> list[dict[str, object]]:
+    """One JSON-able object per final segment, in the file's own seconds, by the pipeline that `serve` runs.
+
+    `progress` is told the second reached and the file's length where it says one. Raises MediaError, CatalogError.
+    """
+    return asyncio.run(_check_file(path, channel, settings, on_alert, progress))
+
+
+async def _check_file(
+    path: Path,
+    channel: str,
+    settings: Settings,
+    on_alert: Callable[[Alert], None],
+    progress: Callable[[float, float | None], None] | None,
+) -> list[dict[str, object]]:
+    duration_s = probe(path).duration_s
+    models, metrics = load_models(settings), Metrics(CollectorRegistry())
+    with Catalog.open(settings.data_dir) as catalog:
+        library = Library(ReferenceIndex.build(catalog, models.encoder.encoder_id))
+    segments: list[dict[str, object]] = []
+
+    def keep(alert: Alert) -> None:
+        on_alert(alert)
+        if alert.type == ENDED:
+            segments.append(alert.as_dict())
+
+    compute = Compute(models, metrics)
+    source = FileSource(channel, path)
+    watch = _Reporting(library, models, settings, metrics, lambda s: progress(s, duration_s) if progress else None)
+    try:
+        await run_stream(source, watch, [CallbackSink(keep)], compute, metrics)
+    finally:
+        compute.close()
+    return sorted(segments, key=lambda segment: (segment["channel_start"], segment["id"]))  # type: ignore[return-value, arg-type]
+
+
+class _Reporting(Watch):
+    """A watch that says how far it has come."""
+
+    def __init__(
+        self, library: Library, models: Models, settings: Settings, metrics: Metrics, reached: Callable[[float], None]
+    ) -> None:
+        super().__init__(library, models, settings, metrics)
+        self._reached = reached
+
+    def push(self, samples: list[Sample], rows: list[tuple[NDArray[np.float32], bool]]) -> list[Outcome]:
+        outcomes = super().push(samples, rows)
+        self._reached(outcomes[-1].second + 1)
+        return outcomes

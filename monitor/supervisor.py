@@ -1,0 +1,167 @@
+"""All channels of one process: start them, keep the index fresh, serve health and metrics, stop cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from monitor import __version__
+from monitor.alerting.alerts import Alert
+from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
+from monitor.compute import Compute, load_models
+from monitor.errors import ConfigError
+from monitor.ingest.live import LiveSource
+from monitor.ingest.sources import FileSource, Source
+from monitor.logs import channel_logs
+from monitor.metrics import Metrics
+from monitor.pipeline import Library, Watch, run_stream
+from monitor.settings import ChannelSettings, Settings
+from monitor.web.api import create_app
+from reference_db.catalog import Catalog
+from reference_db.errors import CatalogError
+from reference_db.index import ReferenceIndex
+
+logger = logging.getLogger(__name__)
+
+REFRESH_S = 2.0  # how often the catalogue is asked whether it changed
+FIRST_RESTART_S, LAST_RESTART_S = 1.0, 30.0
+
+
+def open_source(channel: ChannelSettings, metrics: Metrics) -> Source:
+    """The source for a channel's address: a network stream, or a file that is played once."""
+    if "://" in channel.url and not channel.url.startswith("file://"):
+        return LiveSource(channel, metrics)
+    return FileSource(channel.name, Path(channel.url.removeprefix("file://")), mode=channel.mode)
+
+
+async def serve(
+    settings: Settings,
+    *,
+    on_alert: Callable[[Alert], None] | None = None,
+    on_ready: Callable[[str], None] | None = None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Watches every channel until SIGTERM, SIGINT or `stop`; `on_ready` is told the address of health and metrics."""
+    stop = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    listener = _listen(settings)
+    metrics = Metrics(CollectorRegistry())
+    models = await asyncio.to_thread(load_models, settings)
+    metrics.build_info.labels(__version__, models.name).set(1)
+    library = Library(await asyncio.to_thread(_build, settings, models.encoder.encoder_id, metrics))
+    sinks: list[Sink] = [JsonLinesSink(settings.alerting.output)] if settings.alerting.output else []
+    sinks.append(CallbackSink(_log))
+    if on_alert is not None:
+        sinks.append(CallbackSink(on_alert))
+    compute = Compute(models, metrics)
+    problems: dict[str, str] = {}
+    server = _Server(uvicorn.Config(create_app(metrics.registry, lambda: problems), log_config=None, lifespan="off"))
+    sources = [open_source(channel, metrics) for channel in settings.channels]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(server.serve([listener]))
+            refreshing = tasks.create_task(_refresh(settings, library, models.encoder.encoder_id, metrics, problems))
+            watching = [
+                tasks.create_task(_watch(source, Watch(library, models, settings, metrics), sinks, compute, metrics))
+                for source in sources
+            ]
+            host, port = listener.getsockname()[:2]
+            logger.info("watching %d channels, %d references", len(sources), len(library.index.references))
+            if on_ready is not None:
+                on_ready(f"http://{host}:{port}")
+            await stop.wait()
+            await asyncio.gather(*(source.close() for source in sources))
+            await asyncio.gather(*watching)
+            refreshing.cancel()
+            server.should_exit = True
+    finally:
+        compute.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: stopping is ours."""
+
+    def install_signal_handlers(self) -> None:
+        return None
+
+
+def _listen(settings: Settings) -> socket.socket:
+    web = settings.web
+    family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((web.host, web.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {web.host}:{web.port} ({error.strerror}); set web.port.") from error
+    return listener
+
+
+def _build(settings: Settings, encoder_id: str, metrics: Metrics) -> ReferenceIndex:
+    with Catalog.open(settings.data_dir) as catalog:
+        index = ReferenceIndex.build(catalog, encoder_id)
+    metrics.references.set(len(index.references))
+    metrics.reference_seconds.set(sum(reference.n_seconds for reference in index.references))
+    metrics.index_generation.set(index.generation)
+    return index
+
+
+def _generation(settings: Settings) -> int:
+    with Catalog.open(settings.data_dir) as catalog:
+        return catalog.generation()
+
+
+async def _refresh(
+    settings: Settings, library: Library, encoder_id: str, metrics: Metrics, problems: dict[str, str]
+) -> None:
+    """Swaps in a new index soon after the catalogue changed; matching goes on with the old one meanwhile."""
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        try:
+            if await asyncio.to_thread(_generation, settings) != library.index.generation:
+                library.index = await asyncio.to_thread(_build, settings, encoder_id, metrics)
+                logger.info("index refreshed: %d references", len(library.index.references))
+            problems.pop("index", None)
+        except CatalogError as error:
+            if problems.get("index") != str(error):
+                logger.error("the index is stale: %s", error)
+            problems["index"] = str(error)
+
+
+async def _watch(source: Source, watch: Watch, sinks: list[Sink], compute: Compute, metrics: Metrics) -> None:
+    """One channel for life: whatever ends it is told once and it is started again; no other channel notices."""
+    restart_s = FIRST_RESTART_S
+    with channel_logs(source.channel):
+        while True:
+            try:
+                await run_stream(source, watch, sinks, compute, metrics)
+                logger.info("the stream ended")
+                return
+            except Exception:
+                logger.exception("the channel failed; starting it again in %.0f s", restart_s)
+                await asyncio.sleep(restart_s)
+                restart_s = min(2 * restart_s, LAST_RESTART_S)
+
+
+def _log(alert: Alert) -> None:
+    logger.info(
+        "%s %s: %s at %.0f-%.0f s shows its %.0f-%.0f s, score %.2f",
+        alert.type,
+        alert.id,
+        alert.reference,
+        alert.channel_start,
+        alert.channel_end,
+        alert.reference_start,
+        alert.reference_end,
+        alert.score,
+    )
