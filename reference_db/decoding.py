@@ -26,7 +26,7 @@ from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import BinaryIO, NoReturn, Self, TypeAlias
 from urllib.parse import urlsplit
 
 import av
@@ -387,6 +387,9 @@ class _KeyPace:
         return self._last_s is not None and self._last_s - self._steady_from_s >= STEADY_S
 
 
+Pick: TypeAlias = tuple[int, float, av.VideoFrame, bool]  # second, pts_s, picture, held
+
+
 class _Sampling:
     """One open video's way from packets to records."""
 
@@ -401,10 +404,12 @@ class _Sampling:
         self._decoder.thread_count = 1
         self._decoder.thread_type = "NONE"
         self._decoder.options = {"max_pixels": str(MAX_PIXELS), "skip_loop_filter": "all"}
-        self._check_encryption(stream.codec_tag)
+        if stream.codec_tag == "encv":
+            self._refuse_encrypted()
         rate = stream.average_rate or stream.guessed_rate
         self._fps = float(rate) if rate else None
-        self._clock = _Clock(live, stream.time_base or Fraction(1, 90_000), self._fps or 25.0)
+        self._time_base = stream.time_base or Fraction(1, 90_000)
+        self._clock = _Clock(live, self._time_base, self._fps or 25.0)
         self._mode = mode
         self._economy = mode == "economy"
         self._pace = _KeyPace()
@@ -418,60 +423,72 @@ class _Sampling:
 
     def info(self) -> VideoInfo:
         duration_s = None
-        if self._stream.duration is not None and self._stream.time_base is not None:
-            duration_s = float(self._stream.duration * self._stream.time_base)
+        if self._stream.duration is not None:
+            duration_s = float(self._stream.duration * self._time_base)
         elif self._container.duration is not None:
             duration_s = self._container.duration / av.time_base
         decoder = self._decoder
         return VideoInfo(duration_s, decoder.width, decoder.height, decoder.name, self._fps)
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
-        for packet in self._container.demux(self._stream):
-            if packet.has_sidedata("encryption_info"):
-                self._check_encryption("encv")
-            for second, pts_s, picture, held in self._picks(packet):
-                if self._last_second is None or not self._last_second - JUMP_BACK_S <= second <= self._last_second:
-                    self._last_second = second
-                    yield (b"H", PICTURE.pack(second, pts_s, 0, 0)) if held else self._record(second, pts_s, picture)
+        error: FFmpegError | None = None
+        try:
+            for packet in self._container.demux(self._stream):
+                if packet.size:  # the last one is empty
+                    yield from self._numbered(self._picks(packet))
+        except FFmpegError as caught:
+            error = caught  # what was read before it still counts
+        yield from self._numbered(self._last_picks())
+        if error is not None:
+            raise error
         if not self._seen:
-            raise _Refused("unreadable", f"{self._name} holds no picture that can be decoded.")
+            limit = "pictures beyond 8192x4352 are not read"
+            raise _Refused("unreadable", f"{self._name} holds no picture that can be decoded; {limit}.")
 
-    def _picks(self, packet: "av.Packet[av.VideoStream]") -> Iterator[tuple[int, float, av.VideoFrame, bool]]:
-        is_end = packet.size == 0
-        if packet.pts is None and not is_end:
+    def _numbered(self, picks: Iterator[Pick]) -> Iterator[tuple[bytes, bytes]]:
+        """The records of the picks, each second once."""
+        for second, pts_s, picture, held in picks:
+            if self._last_second is None or not self._last_second - JUMP_BACK_S <= second <= self._last_second:
+                self._last_second = second
+                yield (b"H", PICTURE.pack(second, pts_s, 0, 0)) if held else self._record(second, pts_s, picture)
+
+    def _picks(self, packet: "av.Packet[av.VideoStream]") -> Iterator[Pick]:
+        if packet.has_sidedata("encryption_info"):
+            self._refuse_encrypted()
+        if packet.pts is None:
             self._economy = False  # without times there is nothing to hold a picture for
-        if packet.is_keyframe and not is_end:
-            yield from self._switch(packet)
+        elif packet.is_keyframe:
+            yield from self._switch(packet.pts)
         if not self._economy:
-            yield from self._push(self._decoded(packet))
-            if is_end:
-                yield from ((*pick, False) for pick in self._one_fps.finish())
+            yield from self._pushed(self._decoded(packet))
             return
-        if packet.is_keyframe and not is_end:
+        if packet.is_keyframe:
             for picture in self._decoded(packet) + self._drained():
-                pts_s = self._clock.of_picture(picture.pts)
-                yield from self._held.push(pts_s, picture)
+                yield from self._held.push(self._clock.of_picture(picture.pts), picture)
         if packet.pts is not None and self._seen:
             self._end_s = self._clock.of_packet(packet.pts)
             yield from self._held.reach(self._clock.of_packet(packet.pts if packet.dts is None else packet.dts))
-        if is_end:
+
+    def _last_picks(self) -> Iterator[Pick]:
+        if self._economy:
             yield from self._held.finish(self._end_s)
-
-    def _switch(self, packet: "av.Packet[av.VideoStream]") -> Iterator[tuple[int, float, av.VideoFrame, bool]]:
-        """Turns `auto` to economy or back; only a key picture can be decoded without those before it."""
-        if self._mode != "auto" or packet.pts is None:
-            return
-        self._pace.push(self._clock.of_packet(packet.pts))
-        if self._pace.is_steady() and not self._economy:
-            self._economy = True
-            yield from self._push(self._drained())
+        else:
+            yield from self._pushed(self._drained())
             yield from ((*pick, False) for pick in self._one_fps.finish())
-            self._held = HeldOneFps()
-        elif self._economy and not self._pace.is_steady():
-            self._economy = False
-            self._one_fps = OneFps()
 
-    def _push(self, pictures: list[av.VideoFrame]) -> Iterator[tuple[int, float, av.VideoFrame, bool]]:
+    def _switch(self, key_pts: int) -> Iterator[Pick]:
+        """Turns `auto` to economy or back; only a key picture can be decoded without those before it."""
+        if self._mode != "auto":
+            return
+        self._pace.push(float(key_pts * self._time_base))
+        if self._pace.is_steady() and not self._economy:
+            yield from self._last_picks()
+            self._economy, self._held = True, HeldOneFps()
+        elif self._economy and not self._pace.is_steady():
+            yield from self._held.reach(self._clock.of_packet(key_pts))
+            self._economy, self._one_fps = False, OneFps()
+
+    def _pushed(self, pictures: list[av.VideoFrame]) -> Iterator[Pick]:
         for picture in pictures:
             for pick in self._one_fps.push(self._clock.of_picture(picture.pts), picture):
                 yield (*pick, False)
@@ -479,8 +496,6 @@ class _Sampling:
     def _decoded(self, packet: "av.Packet[av.VideoStream]") -> list[av.VideoFrame]:
         try:
             pictures = packet.decode()
-        except av.error.EOFError:
-            return []
         except FFmpegError as error:
             self._n_bad += self._seen  # before the first key picture all are bad
             if self._n_bad >= BAD_PACKETS_IN_A_ROW:
@@ -515,9 +530,8 @@ class _Sampling:
         height_px, width_px = upright.shape[:2]
         return b"P", PICTURE.pack(second, pts_s, height_px, width_px) + upright.tobytes()
 
-    def _check_encryption(self, tag: str) -> None:
-        if tag == "encv":
-            raise _Refused("unreadable", f"{self._name} is encrypted; register a copy without protection.")
+    def _refuse_encrypted(self) -> NoReturn:
+        raise _Refused("unreadable", f"{self._name} is encrypted; register a copy without protection.")
 
 
 if __name__ == "__main__":
