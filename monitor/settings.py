@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_serializer
@@ -82,12 +83,21 @@ def _whole_path(path: Path) -> Path:
     return Path(os.path.abspath(path.expanduser()))
 
 
-def _known_scheme(url: str) -> str:
+def _openable(url: str) -> str:
     scheme, mark, _ = url.partition("://")
-    if mark and scheme.lower() == "srt":
+    scheme = scheme.lower()
+    if not mark or scheme == "file":
+        return url
+    if scheme == "srt":
         raise ValueError("SRT is not in PyAV's FFmpeg; have a relay hand the stream on as udp:// or rtmp://")
-    if mark and scheme.lower() not in SCHEMES:
+    if scheme not in SCHEMES:
         raise ValueError(f"expected an address that begins with one of {', '.join(s + '://' for s in SCHEMES)}")
+    try:
+        named = urlsplit(url).hostname and urlsplit(url).port != 0
+    except ValueError:
+        named = False
+    if not named and scheme not in ("udp", "rtp"):  # these may listen on any address
+        raise ValueError("expected scheme://host:port/path; a password's own @ : / ? # are written %40 %3A %2F %3F %23")
     return url
 
 
@@ -115,7 +125,7 @@ class ChannelSettings(_Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="Unique: letters, digits, dot, dash, underscore. It is the label of metrics and alerts.",
     )
-    url: Annotated[str, AfterValidator(_known_scheme)] = Field(
+    url: Annotated[str, AfterValidator(_openable)] = Field(
         min_length=1, description="Where it airs: http(s) (TS or HLS), rtmp(s), rtsp(s), udp, rtp, or a file."
     )
     mode: Literal["auto", "exact", "economy"] = Field(

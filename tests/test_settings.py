@@ -168,7 +168,13 @@ def test_any_loopback_address_will_do(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"), [("srt://x:9", "SRT is not in PyAV's FFmpeg"), ("ftp://x/y", "http://, https")]
+    ("url", "said"),
+    [
+        ("srt://x:9", "SRT is not in PyAV's FFmpeg"),
+        ("ftp://x/y", "http://, https"),
+        ("http://", "expected scheme://host"),
+        ("rtsp://u:pa/ss@cam/1", "are written %40"),
+    ],
 )
 def test_an_address_that_cannot_be_opened_is_refused_early(tmp_path: Path, url: str, said: str) -> None:
     assert said in complaint(written(tmp_path, f"channels:\n  - {{name: a, url: '{url}'}}\n"))
