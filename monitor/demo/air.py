@@ -1,0 +1,126 @@
+"""The demo's transmitter: an MPEG-TS file in, a live stream over HTTP on loopback out.
+
+The air has one clock, as a channel has: it starts with the first listener, and who connects later, or again,
+joins at what is on air by then. A `Pace` says how far the air may be, so that the demo can follow the wall clock or
+what the monitor has kept up with.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+# Sent at once when the air starts, as relays do, so that a reader can find out what the stream is without waiting.
+BURST_S = 4.0
+_PACKET_BYTES = 188
+_POLL_S = 0.05
+
+Pace = Callable[[], float]  # stream second up to which bytes may be sent by now
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    at_s: float  # stream second at which its first byte is due
+    start: int
+    end: int
+
+
+def wall_clock() -> Pace:
+    """A pace of one stream second a second from now on, after a burst."""
+    started = time.monotonic()
+    return lambda: BURST_S + time.monotonic() - started
+
+
+class Transmitter:
+    """Airs the file at `url` while open, once or (`again`) anew for who comes after its end.
+
+    `pace` is called when an airing starts; `ended` is set when the first airing's last byte was sent.
+    """
+
+    def __init__(self, path: Path, pace: Callable[[], Pace] = wall_clock, *, again: bool = False) -> None:
+        self._bytes = path.read_bytes()
+        self._chunks = _chunks(self._bytes)
+        self._start_pace = pace
+        self._again = again
+        self._lock = threading.Lock()
+        self._pace: Pace | None = None  # of the airing under way
+        self._stop = threading.Event()
+        self.ended = threading.Event()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._listener())
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="transmitter", daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/{path.name}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def _listener(self) -> type[BaseHTTPRequestHandler]:
+        air = self
+
+        class Listener(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if air.ended.is_set() and not air._again:
+                    self.send_error(404, "the broadcast is over")
+                    return
+                self.send_response(200)
+                self.send_header("Content-Type", "video/mp2t")
+                self.end_headers()
+                try:
+                    air._transmit(self.wfile.write)
+                except OSError:
+                    return  # the listener hung up
+
+            def log_message(self, format: str, *args: object) -> None:
+                """The demo's own lines are enough."""
+
+        return Listener
+
+    def _transmit(self, write: Callable[[bytes], object]) -> None:
+        pace, on_air_s = self._join()
+        for chunk in self._chunks:
+            if chunk.at_s < on_air_s:
+                continue  # it was on air before this listener came
+            while chunk.at_s > pace():
+                if self._stop.wait(_POLL_S):
+                    return
+            write(self._bytes[chunk.start : chunk.end])
+        with self._lock:
+            self._pace = None
+        self.ended.set()
+
+    def _join(self) -> tuple[Pace, float]:
+        """The pace of the airing under way and the second it is at; a new airing where none is."""
+        with self._lock:
+            if self._pace is None:
+                self._pace = self._start_pace()
+                return self._pace, 0.0
+            return self._pace, self._pace() - BURST_S
+
+
+def _chunks(stream: bytes) -> list[_Chunk]:
+    """The stream cut where its clock (PCR) is told, so that each piece has its moment."""
+    marks = [(0, 0.0)]
+    for start in range(0, len(stream) - _PACKET_BYTES + 1, _PACKET_BYTES):
+        packet = stream[start : start + _PACKET_BYTES]
+        if packet[3] & 0x20 and packet[4] >= 7 and packet[5] & 0x10:
+            marks.append((start, (int.from_bytes(packet[6:11], "big") >> 7) / 90_000))
+    first_s = marks[1][1] if len(marks) > 1 else 0.0
+    ends = [start for start, _ in marks[1:]] + [len(stream)]
+    return [
+        _Chunk(max(0.0, at_s - first_s), start, end)
+        for (start, at_s), end in zip(marks, ends, strict=True)
+        if end > start
+    ]
