@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 NO_ORIGINAL = -1  # id of a second that shows nothing of the video: padding, foreign material
 
 TIE_S = 0.2  # two seconds whose distances differ by less are as good as each other: neither answer is wrong
+TILT_S = 1e-6  # breaks exact ties towards the later reference second, so that half a second is a clean diagonal too
 FAR_S = 1e9  # how far a second without an original is from everything
 
 
@@ -58,16 +59,16 @@ def matched_by_time(
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """R [..., M, N] by nearest time, and the cells that are nearly as near, so that no mask label suits them.
 
-    Times are moments of the original, NaN where there is none. Each second is matched with the first of those nearest
-    to it on the other side, and with all that show the very same moment, if they are no more than `reach_s` away:
+    Times are moments of the original, NaN where there is none. Each second is matched with the one nearest to it
+    on the other side, and with all that show the very same moment, if they are no more than `reach_s` away:
     half the time between two frames of the faster side. So a copy at any speed is a path without holes.
     """
-    apart = np.abs(live_s[..., :, None] - ref_s[..., None, :])
-    apart = np.where(np.isnan(apart), FAR_S, apart)
-    in_reach = apart <= reach_s + 1e-9
+    later = live_s[..., :, None] - ref_s[..., None, :]
+    apart = np.where(np.isnan(later), FAR_S, np.abs(later + TILT_S))
+    in_reach = apart <= reach_s + TILT_S / 2
     nearest_ref = _first_smallest(apart, axis=-1)
     nearest_live = _first_smallest(apart, axis=-2)
-    on_path = (nearest_ref | nearest_live | (apart == 0)) & in_reach
+    on_path = (nearest_ref | nearest_live | (later == 0)) & in_reach
     beyond_row = apart - apart.min(axis=-1, keepdims=True)
     beyond_col = apart - apart.min(axis=-2, keepdims=True)
     tied = ((beyond_row < TIE_S) | (beyond_col < TIE_S)) & (apart <= reach_s + TIE_S)

@@ -100,7 +100,8 @@ def test_by_time_a_copy_at_full_speed_is_the_diagonal(phase: float) -> None:
 
 def test_by_time_half_a_second_out_of_phase_is_a_tie() -> None:
     on_path, tied = matched_by_time(np.array([2.5, 3.5]), np.arange(6.0), 0.5)
-    # 2.5 is as near to 2 as to 3, and 3 as near to 2.5 as to 3.5: every reference second has a row of its own.
+    # 2.5 is as near to 2 as to 3: the path takes one of them, and the other is no mistake.
+    assert np.argwhere(on_path).tolist() == [[0, 3], [1, 4]]
     assert np.argwhere(on_path | tied).tolist() == [[0, 2], [0, 3], [1, 3], [1, 4]]
 
 
