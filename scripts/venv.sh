@@ -1,0 +1,49 @@
+# Sourced by scripts/demo and scripts/test: makes .venv with Copywatch and what it needs in it, once.
+#
+#   install_into_venv EXTRAS    e.g. "" or "dev,train"; does nothing when the same was installed before
+
+find_python() {
+    local candidate
+    for candidate in python3.13 python3.12 python3.11 python3 python3.14; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+    echo "Copywatch needs Python 3.11 or newer; install it (on Debian: apt-get install python3 python3-venv)." >&2
+    return 1
+}
+
+make_venv() {
+    local python
+    python=$(find_python)
+    if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
+        # Debian keeps this part of Python in a package of its own.
+        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+            apt-get update -qq && apt-get install -y -qq python3-venv
+        else
+            echo "This Python cannot make virtual environments; on Debian: sudo apt-get install python3-venv" >&2
+            return 1
+        fi
+    fi
+    "$python" -m venv --clear .venv
+}
+
+install_into_venv() {
+    local extras=$1 wanted stamp other
+    wanted=$(cat pyproject.toml scripts/constraints.txt <(pwd) | sha256sum | cut -c 1-16)
+    stamp=".venv/.installed-$wanted-${extras:-plain}"
+    # More extras than asked for will do: the tests' environment also runs the demo.
+    for other in ".venv/.installed-$wanted-"*"${extras:-}"*; do
+        if [ -e "$other" ] && .venv/bin/python -c '' 2>/dev/null; then
+            return
+        fi
+    done
+    if ! .venv/bin/python -c 'import pip' 2>/dev/null; then
+        make_venv
+    fi
+    echo "Installing into $(pwd)/.venv; the first time this takes some minutes." >&2
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt -e ".${extras:+[$extras]}"
+    rm -f .venv/.installed-*
+    touch "$stamp"
+}
