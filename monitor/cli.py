@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from monitor import __version__
@@ -122,7 +122,7 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def _progress(what: str) -> Iterator[Progress]:
+def _progress() -> Iterator[Progress]:
     """A progress bar on stderr; where stderr is no terminal, nothing."""
     console = Console(stderr=True)
     columns = (
@@ -134,6 +134,11 @@ def _progress(what: str) -> Iterator[Progress]:
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield progress
+
+
+def _steps(progress: Progress, task: TaskID) -> Callable[[float, float | None], None]:
+    """What a long call tells how far it is."""
+    return lambda at, total: progress.update(task, completed=int(at), total=total and int(total))
 
 
 # --- refs ------------------------------------------------------------------------------------------------------------
@@ -164,7 +169,7 @@ def refs_add(
 
     encoder = load_encoder(settings.encoder, threads=settings.compute.threads)
     added, n_failed = [], 0
-    with Catalog.open(settings.data_dir, write=True) as catalog, _progress("registering") as progress:
+    with Catalog.open(settings.data_dir, write=True) as catalog, _progress() as progress:
         for file in files:
             task = progress.add_task(file.name, total=None)
             try:
@@ -176,7 +181,7 @@ def refs_add(
                     title=title,
                     owner=owner,
                     tags=tags,
-                    progress=lambda at, total, task=task: progress.update(task, completed=at, total=total),
+                    progress=_steps(progress, task),
                 )
             except CatalogError as error:
                 _complain(error)
@@ -302,7 +307,7 @@ def check(
 
     found: list[dict[str, Any]] = []
     n_failed = 0
-    with _progress("checking") as progress:
+    with _progress() as progress:
         for file in files:
             task = progress.add_task(file.name, total=None)
             try:
@@ -311,7 +316,7 @@ def check(
                     channel or file.stem,
                     settings=settings,
                     on_alert=lambda alert: _tell_started(progress, alert),
-                    progress=lambda at, total, task=task: progress.update(task, completed=int(at), total=total),
+                    progress=_steps(progress, task),
                 )
             except CatalogError as error:
                 _complain(error)
@@ -448,3 +453,7 @@ def version(as_json: JsonOption = False) -> None:
         _print_json({"copywatch": __version__, "python": sys.version.split()[0], **{n: installed(n) for n in names}})
     else:
         typer.echo(f"copywatch {__version__}")
+
+
+if __name__ == "__main__":
+    main()
