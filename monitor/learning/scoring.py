@@ -1,0 +1,234 @@
+"""Found copies against true ones, counted as VCDB and FIVR-200k-PVCD count.
+
+A found copy is right when it names the true channel and reference and overlaps the true copy on both time lines by
+more than the level asked for; level 0 is any shared time. SP is the share of found copies that are right, SR the share
+of true copies that are found; F1 is taken at the best score threshold, as the papers do, and at our own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEVELS = (0.0, 0.3, 0.5, 0.7)
+UNEDITED = "none"  # the name under which copies without an edit are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A stretch of a channel that shows a stretch of a reference. Spans are half-open seconds."""
+
+    channel: str
+    reference: str
+    channel_start: float
+    channel_end: float
+    reference_start: float
+    reference_end: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrueCopy(Copy):
+    """A copy that was put there, and what was done to it."""
+
+    edits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCopy(Copy):
+    """A copy that was claimed; `detected_at` is the channel second of its first alert, where there was one."""
+
+    score: float
+    detected_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Segment precision and recall."""
+
+    sp: float
+    sr: float
+
+    @property
+    def f1(self) -> float:
+        return 2 * self.sp * self.sr / (self.sp + self.sr) if self.sp + self.sr else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        return {"sp": round(self.sp, 4), "sr": round(self.sr, 4), "f1": round(self.f1, 4)}
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The rates at the threshold that gives the highest F1."""
+
+    rates: Rates
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Seconds from the beginning of a copy to its first alert, over the copies found."""
+
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """All that is counted of one row of a table."""
+
+    n_true: int
+    n_found: int  # at our own threshold
+    own: Mapping[float, Rates]  # by level
+    best: Mapping[float, Best]
+    false_alarms: int
+    false_alarms_per_hour: float | None
+    alerts_per_copy: float | None  # alerts for each copy found; None when none was
+    seconds_to_alert: Waits | None
+    recall_by_edit: Mapping[str, tuple[int, int]]  # edit -> (found, true)
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values, ready for JSON."""
+        waits = self.seconds_to_alert
+        return {
+            "true_copies": self.n_true,
+            "alerts": self.n_found,
+            "own": {f"iou>{level:g}": rates.as_dict() for level, rates in self.own.items()},
+            "best": {
+                f"iou>{level:g}": best.rates.as_dict() | {"threshold": round(best.threshold, 4)}
+                for level, best in self.best.items()
+            },
+            "false_alarms": self.false_alarms,
+            "false_alarms_per_hour": _rounded(self.false_alarms_per_hour),
+            "alerts_per_found_copy": _rounded(self.alerts_per_copy),
+            "seconds_to_alert": None
+            if waits is None
+            else {"median": round(waits.median, 2), "p95": round(waits.p95, 2)},
+            "recall_by_edit": {edit: f"{found}/{true}" for edit, (found, true) in self.recall_by_edit.items()},
+        }
+
+
+def iou(a_start: float, a_end: float, b_start: float, b_end: float) -> float:
+    """Shared time over all the time of two spans."""
+    both = min(a_end, b_end) - max(a_start, b_start)
+    return both / (max(a_end, b_end) - min(a_start, b_start)) if both > 0 else 0.0
+
+
+def overlap(a: Copy, b: Copy) -> float:
+    """The smaller of the two IoUs, on channel and on reference; 0 where the two do not belong together."""
+    if a.channel != b.channel or a.reference != b.reference:
+        return 0.0
+    return min(
+        iou(a.channel_start, a.channel_end, b.channel_start, b.channel_end),
+        iou(a.reference_start, a.reference_end, b.reference_start, b.reference_end),
+    )
+
+
+def score(found: Sequence[FoundCopy], truth: Sequence[TrueCopy], threshold: float, hours: float | None = None) -> Score:
+    """The score of everything found, however weak: `best` may use all of it, the rest only what passes `threshold`."""
+    table = _overlaps(found, truth)
+    passes = np.array([copy.score >= threshold for copy in found], dtype=bool)
+    alerts, alert_table = [copy for copy in found if copy.score >= threshold], table[passes]
+    hits = alert_table > 0  # [alert, true copy]
+    false_alarms = int((~hits.any(axis=1)).sum())
+    per_copy = hits.sum(axis=0)
+    n_copies_found = int((per_copy > 0).sum())
+    return Score(
+        n_true=len(truth),
+        n_found=len(alerts),
+        own={level: _rates(alert_table > level) for level in LEVELS},
+        best={level: _best(found, table > level) for level in LEVELS},
+        false_alarms=false_alarms,
+        false_alarms_per_hour=false_alarms / hours if hours else None,
+        alerts_per_copy=float(per_copy.sum()) / n_copies_found if n_copies_found else None,
+        seconds_to_alert=_waits(alerts, truth, hits),
+        recall_by_edit=_recall_by_edit(truth, per_copy > 0),
+    )
+
+
+def read_truth(path: Path) -> list[TrueCopy]:
+    """The copies of a broadcast's truth.jsonl, one JSON object a line."""
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [
+        TrueCopy(
+            row["channel"],
+            row["reference"],
+            row["channel_start"],
+            row["channel_end"],
+            row["reference_start"],
+            row["reference_end"],
+            tuple(row["edits"]),
+        )
+        for row in rows
+    ]
+
+
+def _overlaps(found: Sequence[FoundCopy], truth: Sequence[TrueCopy]) -> NDArray[np.float64]:
+    """overlap() of each found copy with each true one, [found, true]."""
+    table = np.zeros((len(found), len(truth)))
+    of: dict[tuple[str, str], list[int]] = {}
+    for column, true in enumerate(truth):
+        of.setdefault((true.channel, true.reference), []).append(column)
+    for row, copy in enumerate(found):
+        for column in of.get((copy.channel, copy.reference), []):
+            table[row, column] = overlap(copy, truth[column])
+    return table
+
+
+def _rates(hits: NDArray[np.bool_]) -> Rates:
+    n_found, n_true = hits.shape
+    return Rates(
+        float(hits.any(axis=1).sum()) / n_found if n_found else 0.0,
+        float(hits.any(axis=0).sum()) / n_true if n_true else 0.0,
+    )
+
+
+def _best(found: Sequence[FoundCopy], hits: NDArray[np.bool_]) -> Best:
+    """The best of the thresholds at which something comes in: each score that occurs."""
+    n_found, n_true = hits.shape
+    if not n_found or not n_true:
+        return Best(_rates(hits), 0.0)
+    scores = np.array([copy.score for copy in found])
+    by_score = np.sort(scores)
+    right = np.sort(scores[hits.any(axis=1)])
+    # A true copy is found at every threshold up to the score of its strongest hit.
+    strongest = np.sort(np.where(hits, scores[:, None], -np.inf).max(axis=0))
+    cuts = np.unique(scores)
+    at_least = [len(values) - np.searchsorted(values, cuts, side="left") for values in (by_score, right, strongest)]
+    sp, sr = at_least[1] / at_least[0], at_least[2] / n_true
+    f1 = 2 * sp * sr / np.maximum(sp + sr, 1e-12)
+    at = int(np.argmax(f1))
+    return Best(Rates(float(sp[at]), float(sr[at])), float(cuts[at]))
+
+
+def _waits(alerts: Sequence[FoundCopy], truth: Sequence[TrueCopy], hits: NDArray[np.bool_]) -> Waits | None:
+    waits = []
+    for column, true in enumerate(truth):
+        told = [
+            at
+            for alert, hit in zip(alerts, hits[:, column], strict=True)
+            if hit and (at := alert.detected_at) is not None
+        ]
+        if told:
+            waits.append(min(told) - true.channel_start)
+    if not waits:
+        return None
+    waits.sort()
+    return Waits(waits[len(waits) // 2], waits[int(len(waits) * 0.95)])
+
+
+def _recall_by_edit(truth: Sequence[TrueCopy], is_found: Iterable[np.bool_]) -> dict[str, tuple[int, int]]:
+    counts: dict[str, tuple[int, int]] = {}
+    for true, hit in zip(truth, is_found, strict=True):
+        for edit in true.edits or (UNEDITED,):
+            n_found, n_true = counts.get(edit, (0, 0))
+            counts[edit] = n_found + int(hit), n_true + 1
+    return dict(sorted(counts.items()))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
