@@ -51,7 +51,7 @@ class Models:
     def encode(self, frames: list[Frame]) -> list[tuple[NDArray[np.float32], bool]]:
         """Feature row of each frame and whether it carries information; a held picture is encoded once."""
         places: dict[int, int] = {}
-        pictures = []
+        pictures: list[NDArray[np.uint8]] = []
         for frame in frames:
             if id(frame.picture) not in places:
                 places[id(frame.picture)] = len(pictures)

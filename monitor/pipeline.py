@@ -96,7 +96,7 @@ class Watch:
         return alerts
 
     def _enter(self, epoch: ChannelEpoch) -> list[Alert]:
-        if self._book is not None and self._book.epoch == epoch:
+        if self._book is not None and self._book.epoch is epoch:
             return []
         alerts = self.finish()
         alerting = self._settings.alerting
@@ -187,12 +187,12 @@ async def _check_file(
     models, metrics = load_models(settings), Metrics(CollectorRegistry())
     with Catalog.open(settings.data_dir) as catalog:
         library = Library(ReferenceIndex.build(catalog, models.encoder.encoder_id))
-    segments: list[dict[str, object]] = []
+    segments: list[Alert] = []
 
     def keep(alert: Alert) -> None:
         on_alert(alert)
         if alert.type == ENDED:
-            segments.append(alert.as_dict())
+            segments.append(alert)
 
     compute = Compute(models, metrics)
     source = FileSource(channel, path)
@@ -201,7 +201,7 @@ async def _check_file(
         await run_stream(source, watch, [CallbackSink(keep)], compute, metrics)
     finally:
         compute.close()
-    return sorted(segments, key=lambda segment: (segment["channel_start"], segment["id"]))  # type: ignore[return-value, arg-type]
+    return [alert.as_dict() for alert in sorted(segments, key=lambda alert: (alert.channel_start, alert.id))]
 
 
 class _Reporting(Watch):

@@ -17,7 +17,10 @@ MAX_SILENCE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ChannelEpoch:
-    """A stretch of a channel with one unbroken clock. `began_at` is the wall time of its second 0; a file has none."""
+    """A stretch of a channel with one unbroken clock; after a silence the same clock may begin another.
+
+    `began_at` is the wall time of its second 0; a file has none.
+    """
 
     channel: str
     name: str

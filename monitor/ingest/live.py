@@ -95,7 +95,7 @@ class LiveSource:
                 epoch, stream_s = self._clock.place(frame.second + 0.5, arrived_at)
                 second = math.floor(stream_s)
                 self._metrics.frames_received.labels(self.channel).inc()
-                if self._newest is not None and self._newest[0] == epoch and second <= self._newest[1]:
+                if self._newest is not None and self._newest[0] is epoch and second <= self._newest[1]:
                     self._metrics.frames_dropped.labels(self.channel, "backward").inc()
                     continue
                 self._newest = (epoch, second)

@@ -217,4 +217,4 @@ def _columns(view: SegmentView, seconds: NDArray[np.int64]) -> NDArray[np.int64]
     """The reference second that the segment's paths give for each stream second."""
     points = sorted({point for path in view.paths for point in (path.first, *path.points, path.last)})
     live, ref = np.array(points).T
-    return np.round(np.interp(seconds, live, ref)).astype(np.int64)
+    return np.asarray(np.round(np.interp(seconds, live, ref)), np.int64)

@@ -1,0 +1,86 @@
+"""Alerts: what is told of a segment, and when."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from monitor.alerting.alerts import Alert, AlertBook, Gap
+from monitor.ingest.clock import ChannelEpoch
+from monitor.matching.stitching import SegmentView
+from reference_db.catalog import Reference, ReferenceId
+
+FILM = Reference(
+    id=ReferenceId("film"),
+    title="A film",
+    owner="Studio",
+    tags={},
+    content_sha256="0" * 64,
+    n_seconds=100,
+    n_uninformative=0,
+    encoder_id="enc",
+    features_sha256="0" * 64,
+    added_at=datetime(2026, 1, 1, tzinfo=UTC),
+)
+EPOCH = ChannelEpoch("ch5", "2026-11-16T08:00:00Z", datetime(2026, 11, 16, 8, tzinfo=UTC))
+
+
+def book(epoch: ChannelEpoch = EPOCH) -> AlertBook:
+    return AlertBook(epoch, "model", 0.5, 10, lambda reference: FILM)
+
+
+def view(end_s: int, score: float, *, is_open: bool = True, echo: bool = False) -> SegmentView:
+    return SegmentView(
+        FILM.id, (12, 40), 12, end_s, 40, 28 + end_s, score, end_s - 12, 9.0, 5.0, 1.0, (), is_open, (1, 1) if echo else None
+    )
+
+
+def lives(score_by_second: list[float]) -> list[Alert]:
+    """The alerts of a segment that grows a second at a time and then closes."""
+    told, alerts = book(), []
+    for n, score in enumerate(score_by_second):
+        alerts += told.apply(20 + n, [view(16 + n, score)], [])
+    return alerts + told.apply(60, [view(16 + len(score_by_second), score_by_second[-1], is_open=False)], [])
+
+
+def test_one_id_from_start_to_end_and_an_update_every_ten_seconds() -> None:
+    alerts = lives([0.1, 0.4, 0.6] + [0.9] * 24)
+    assert [alert.type.removeprefix("alert.") for alert in alerts] == ["started", "updated", "updated", "ended"]
+    assert len({alert.id for alert in alerts}) == 1
+    assert [alert.seq for alert in alerts] == [1, 2, 3, 4]
+    assert {alert.detected_at for alert in alerts} == {22.0}
+    end = alerts[-1]
+    assert (end.channel_start, end.channel_end, end.reference_start) == (12.0, 43.0, 40.0)
+    assert (end.started_at, end.ended_at) == ("2026-11-16T08:00:12Z", "2026-11-16T08:00:43Z")
+    assert (end.title, end.owner, end.coverage_reference) == ("A film", "Studio", 0.31)
+
+
+def test_what_falls_below_the_threshold_is_retracted() -> None:
+    assert [alert.type for alert in lives([0.6, 0.6, 0.3])] == ["alert.started", "alert.retracted"]
+
+
+def test_what_never_passes_is_never_told() -> None:
+    assert lives([0.1, 0.49]) == []
+
+
+def test_an_echo_is_not_told_and_one_that_was_is_retracted() -> None:
+    told = book()
+    assert told.apply(20, [view(20, 0.9, echo=True)], []) == []
+    (started,) = told.apply(21, [view(21, 0.9)], [])
+    (last,) = told.apply(40, [view(30, 0.9, is_open=False, echo=True)], [])
+    assert (started.type, last.type, last.id) == ("alert.started", "alert.retracted", started.id)
+
+
+def test_ids_depend_on_channel_epoch_reference_and_start_cell_alone() -> None:
+    (one,) = book().apply(21, [view(21, 0.9)], [])
+    (again,) = book().apply(99, [view(50, 0.7)], [])
+    (elsewhere,) = book(replace(EPOCH, channel="ch6")).apply(21, [view(21, 0.9)], [])
+    (later,) = book(replace(EPOCH, name="2026-11-17T08:00:00Z")).apply(21, [view(21, 0.9)], [])
+    assert one.id == again.id
+    assert len({one.id, elsewhere.id, later.id}) == 3
+
+
+def test_an_alert_lists_what_was_not_seen_of_it() -> None:
+    gaps = [Gap(2, 3, "reconnect"), Gap(15, 1, "reconnect"), Gap(70, 5, "reconnect")]
+    (alert,) = book().apply(21, [view(21, 0.9)], gaps)
+    assert alert.gaps == (Gap(15, 1, "reconnect"),)

@@ -1,0 +1,138 @@
+"""From file to alert: the real decoder, encoder, index and network on generated films."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from monitor.alerting.alerts import ENDED, Alert
+from monitor.compute import Models, load_models
+from monitor.demo.films import Film
+from monitor.ingest.sources import FileSource, Sample
+from monitor.metrics import Metrics
+from monitor.pipeline import Library, Watch, check_file
+from monitor.settings import Settings
+from reference_db.catalog import Catalog
+from reference_db.errors import MediaError
+from reference_db.index import ReferenceIndex
+from reference_db.registration import register
+from tests import media
+
+FPS = 5
+HARBOUR = Film("harbour", "Harbour", 11, ("hills", "face", "city", "card"), 40.0)
+GARDEN = Film("garden", "Garden", 22, ("flowers", "cells", "julia", "lines"), 40.0)
+OTHER = Film("other", "Other", 33, ("marble", "wheel", "patchwork", "cells"), 3600.0)
+
+Rows = list[tuple[NDArray[np.float32], bool]]
+
+
+@dataclass(frozen=True)
+class Studio:
+    """A library with two films, and a recording of a channel that aired pieces of them."""
+
+    settings: Settings
+    models: Models
+    recording: Path
+    samples: list[Sample]
+    rows: Rows
+
+    def watch(self) -> Watch:
+        with Catalog.open(self.settings.data_dir) as catalog:
+            index = ReferenceIndex.build(catalog, self.models.encoder.encoder_id)
+        return Watch(Library(index), self.models, self.settings, Metrics(CollectorRegistry()))
+
+
+# Air, in seconds: 0..14.3 other | 14.3..32.3 harbour from its 10.6 | 32.3..50.3 other | 50.3..66.3 garden from its 20.2 | ..90 other
+AIR = ((14.3, OTHER, 100.0), (32.3, HARBOUR, 10.6), (50.3, OTHER, 300.0), (66.3, GARDEN, 20.2), (90.0, OTHER, 500.0))
+
+
+def air() -> Iterator[tuple[float, NDArray[np.uint8]]]:
+    """The pictures of the channel."""
+    for number in range(int(AIR[-1][0] * FPS)):
+        time_s, began_s = number / FPS, 0.0
+        for end_s, film, from_s in AIR:
+            if time_s < end_s:
+                yield time_s, film.picture(from_s + time_s - began_s)
+                break
+            began_s = end_s
+
+
+@pytest.fixture(scope="module")
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
+    folder = tmp_path_factory.mktemp("studio")
+    settings = Settings(data_dir=folder / "data")
+    models = load_models(settings)
+    with Catalog.open(settings.data_dir, write=True) as catalog:
+        for film in (HARBOUR, GARDEN):
+            pictures = ((n / FPS, film.picture(n / FPS)) for n in range(int(film.duration_s * FPS)))
+            path = media.write_clip(folder / f"{film.name}.mp4", pictures, fps=FPS)
+            register(path, catalog, models.encoder, title=film.title)
+    recording = media.write_clip(folder / "recording.ts", air(), fps=FPS)
+    samples = asyncio.run(_read(FileSource("ch1", recording)))
+    return Studio(settings, models, recording, samples, models.encode([sample.frame for sample in samples]))
+
+
+async def _read(source: FileSource) -> list[Sample]:
+    return [sample async for samples in source.samples() for sample in samples]
+
+
+def tell(studio: Studio, cuts: list[int]) -> list[Alert]:
+    """The alerts of the recording, handed over in pieces that end at the cuts."""
+    watch, alerts = studio.watch(), []
+    edges = [0, *cuts, len(studio.samples)]
+    for begin, end in zip(edges, edges[1:], strict=False):
+        for outcome in watch.push(studio.samples[begin:end], studio.rows[begin:end]):
+            alerts += outcome.alerts
+    return alerts + watch.finish()
+
+
+def test_both_copies_are_found_where_they_aired_and_nothing_else(studio: Studio) -> None:
+    told: list[Alert] = []
+    segments = check_file(studio.recording, "ch1", settings=studio.settings, on_alert=told.append)
+    assert [segment["reference"] for segment in segments] == ["harbour", "garden"]
+    for segment, (air_s, ref_s, length) in zip(segments, ((14.3, 10.6, 18), (50.3, 20.2, 16)), strict=True):
+        assert segment["channel_start"] == pytest.approx(air_s, abs=2)
+        assert segment["channel_end"] == pytest.approx(air_s + length, abs=2)
+        assert segment["reference_start"] == pytest.approx(ref_s, abs=2)
+        assert segment["reference_end"] == pytest.approx(ref_s + length, abs=2)
+        assert segment["detected_at"] <= air_s + 10  # type: ignore[operator]
+    assert [alert.type for alert in told if alert.reference == "harbour"][0] == "alert.started"
+
+
+def test_the_same_stream_gives_the_same_alerts_however_it_is_cut(studio: Studio) -> None:
+    whole = tell(studio, [])
+    assert [alert.reference for alert in whole if alert.type == ENDED] == ["harbour", "garden"]
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        cuts = sorted(rng.choice(len(studio.samples), 12, replace=False).tolist())
+        assert tell(studio, cuts) == whole
+
+
+def test_a_lost_second_is_a_gap_in_the_alert_and_not_its_end(studio: Studio) -> None:
+    kept = [n for n, sample in enumerate(studio.samples) if sample.second not in (22, 23)]
+    watch = studio.watch()
+    samples, rows = [studio.samples[n] for n in kept], [studio.rows[n] for n in kept]
+    alerts = [alert for outcome in watch.push(samples, rows) for alert in outcome.alerts] + watch.finish()
+    (harbour,) = [alert for alert in alerts if alert.type == ENDED and alert.reference == "harbour"]
+    assert [(gap.at, gap.seconds) for gap in harbour.gaps] == [(22, 2)]
+    assert harbour.channel_end - harbour.channel_start >= 15
+
+
+def test_features_of_a_picture_do_not_depend_on_its_company(studio: Studio) -> None:
+    frames = [sample.frame for sample in studio.samples[:5]]
+    alone = [studio.models.encode([frame])[0][0] for frame in frames]
+    assert all(np.array_equal(one, row) for one, (row, _) in zip(alone, studio.rows, strict=False))
+
+
+def test_a_file_that_is_no_video_is_one_sentence(studio: Studio, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.ts"
+    broken.write_bytes(b"no video at all" * 100)
+    with pytest.raises(MediaError, match=r"broken\.ts"):
+        check_file(broken, "ch1", settings=studio.settings)
