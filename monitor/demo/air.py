@@ -71,35 +71,45 @@ class Transmitter:
         air = self
 
         class Listener(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
             def do_GET(self) -> None:
                 if air.ended.is_set() and not air._again:
                     self.send_error(404, "the broadcast is over")
                     return
                 self.send_response(200)
                 self.send_header("Content-Type", "video/mp2t")
+                # In chunks, so that the end can be told from a lost connection.
+                self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 try:
-                    air._transmit(self.wfile.write)
+                    if air._transmit(self._send):
+                        self._send(b"")
                 except OSError:
                     return  # the listener hung up
+
+            def _send(self, piece: bytes) -> None:
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
             def log_message(self, format: str, *args: object) -> None:
                 """The demo's own lines are enough."""
 
         return Listener
 
-    def _transmit(self, write: Callable[[bytes], object]) -> None:
+    def _transmit(self, send: Callable[[bytes], None]) -> bool:
+        """True when the last byte was sent, False when the transmitter is being closed."""
         pace, on_air_s = self._join()
         for chunk in self._chunks:
             if chunk.at_s < on_air_s:
                 continue  # it was on air before this listener came
             while chunk.at_s > pace():
                 if self._stop.wait(_POLL_S):
-                    return
-            write(self._bytes[chunk.start : chunk.end])
+                    return False
+            send(self._bytes[chunk.start : chunk.end])
         with self._lock:
             self._pace = None
         self.ended.set()
+        return True
 
     def _join(self) -> tuple[Pace, float]:
         """The pace of the airing under way and the second it is at; a new airing where none is."""

@@ -32,7 +32,7 @@ LEAST_OVERLAP = 0.5  # of both time lines, for an alert to count as the copy tha
 AHEAD_S = 30.0  # how far `--fast` airs ahead of what was matched; the monitor's buffer holds 64 s
 PATIENCE_S = 20.0  # wait for the last word after the last byte was sent and nothing moves
 
-POLL_S = 0.2
+POLL_S = 0.5
 
 
 @dataclass(slots=True)
@@ -177,14 +177,12 @@ class Show:
 
     async def _judge(self, stop: asyncio.Event) -> None:
         """Waits for the end of the first airing and its last word."""
-        while not self._transmitter.ended.is_set():
-            await asyncio.sleep(POLL_S)
         quiet_since, before = time.monotonic(), -1
         while time.monotonic() - quiet_since < PATIENCE_S:
             matched = await asyncio.to_thread(self._n_matched)
             if matched >= BROADCAST_S and (self._leave or not self._open):
                 break
-            if matched > before:
+            if matched > before or not self._transmitter.ended.is_set():
                 quiet_since, before = time.monotonic(), matched
             await asyncio.sleep(POLL_S)
         if self._leave:

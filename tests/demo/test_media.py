@@ -1,0 +1,85 @@
+"""The demo's media are what the list of what aired says they are."""
+
+from itertools import pairwise
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from monitor.demo import media as demo_media
+from monitor.demo.media import AIRED, BROADCAST_S, FPS, REFERENCE_S, REFERENCES, Aired, make_media
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> demo_media.Media:
+    return make_media(tmp_path_factory.mktemp("demo"))
+
+
+def pictures(path: Path) -> list[tuple[float, np.ndarray]]:
+    with av.open(str(path), "r") as container:
+        return [(float(frame.time or 0.0), frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
+
+
+def test_the_plan_is_what_it_promises() -> None:
+    assert {copy.edit for copy in AIRED} == {"logo", "crop", "low quality", "1.25x speed"}
+    for copy in AIRED:
+        assert 12 <= copy.channel_end - copy.channel_start <= 25
+        assert 0 <= copy.reference_start < copy.reference_end <= REFERENCE_S
+    for before, after in pairwise(AIRED):
+        assert after.channel_start - before.channel_end > 10
+    assert AIRED[0].channel_start < 10  # the first alert must come soon
+    assert BROADCAST_S - AIRED[-1].channel_end > 20  # and the last one have time to end
+
+
+def test_the_broadcast_is_a_stream_from_second_0_with_a_key_frame_a_second(made: demo_media.Media) -> None:
+    with av.open(str(made.broadcast), "r") as container:
+        assert "mpegts" in container.format.name
+        packets = [packet for packet in container.demux(video=0) if packet.pts is not None]
+        times = [float(packet.pts * packet.time_base) for packet in packets if packet.pts is not None]
+        keys = [float(p.pts * p.time_base) for p in packets if p.is_keyframe and p.pts is not None]
+    assert times[0] == 0.0
+    assert len(times) == BROADCAST_S * FPS
+    assert max(b - a for a, b in pairwise(keys)) <= 1.01
+
+
+def test_each_copy_shows_its_reference_and_nothing_else_does(made: demo_media.Media) -> None:
+    air = pictures(made.broadcast)
+    films = {film.name: film for film in REFERENCES}
+    assert made.aired() == list(AIRED)
+
+    def distance(at_s: float, copy: Aired) -> float:
+        """How far the middle of the air's picture is from the reference's, the crop undone."""
+        shown = air[round(at_s * FPS)][1].astype(float)
+        ref = films[copy.reference].picture(copy.reference_start + copy.speed * (at_s - copy.channel_start))
+        reference = demo_media._cropped(ref) if copy.edit == "crop" else ref
+        return float(np.abs(shown - reference)[40:150, 20:250].mean())
+
+    for copy in AIRED:
+        inside = [distance(copy.channel_start + part, copy) for part in (0.5, 5.0, 11.0)]
+        outside = [distance(copy.channel_start - 2, copy), distance(copy.channel_end + 2, copy)]
+        assert max(inside) < 20, copy
+        assert min(outside) > 25, copy
+
+
+def test_references_are_whole_films(made: demo_media.Media) -> None:
+    for film in REFERENCES:
+        with av.open(str(made.reference(film)), "r") as container:
+            assert container.duration is not None
+            assert container.duration / av.time_base == pytest.approx(REFERENCE_S, abs=0.2)
+
+
+def test_what_was_made_is_kept_and_what_was_cut_short_is_not(
+    made: demo_media.Media, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = made.broadcast.stat().st_mtime_ns
+    assert make_media(made.folder.parent) == made
+    assert made.broadcast.stat().st_mtime_ns == before
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo_media, "_render_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make_media(tmp_path)
+    assert list(tmp_path.iterdir()) == []
