@@ -51,10 +51,16 @@ class Library:
     """The index in use; replaced as a whole when the catalogue changes."""
 
     def __init__(self, index: ReferenceIndex) -> None:
+        self._known: dict[ReferenceId, Reference] = {}
+        self.replace(index)
+
+    def replace(self, index: ReferenceIndex) -> None:
+        """Takes a new generation into use; alerts that are open may still name a reference that went."""
         self.index = index
+        self._known |= {reference.id: reference for reference in index.references}
 
     def reference(self, reference: ReferenceId) -> Reference:
-        return self.index.references[self.index.place(reference)]
+        return self._known[reference]
 
 
 def matching_of(settings: Settings) -> Matching:

@@ -129,7 +129,7 @@ async def _refresh(
         await asyncio.sleep(REFRESH_S)
         try:
             if await asyncio.to_thread(_generation, settings) != library.index.generation:
-                library.index = await asyncio.to_thread(_build, settings, encoder_id, metrics)
+                library.replace(await asyncio.to_thread(_build, settings, encoder_id, metrics))
                 logger.info("index refreshed: %d references", len(library.index.references))
             problems.pop("index", None)
         except CatalogError as error:

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_db.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures
+from reference_db.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId
 from reference_db.errors import EncoderMismatch, UnknownReference
 
 NAMED = 5  # how many references a message names before it only counts
@@ -35,6 +35,7 @@ class ReferenceIndex:
         self.references = tuple(reference for reference, _ in pairs)
         self.generation = generation
         self._features = tuple(features for _, features in pairs)
+        self._places = {reference.id: i for i, reference in enumerate(self.references)}
         seconds = [np.flatnonzero(features.informative).astype(np.int32) for features in self._features]
         owners = [np.full(len(s), i, np.int32) for i, s in enumerate(seconds)]
         self._second = np.concatenate([*seconds, np.empty(0, np.int32)])
@@ -89,6 +90,10 @@ class ReferenceIndex:
         owner[is_none] = second[is_none] = -1
         similarity[is_none] = -1
         return Hits(owner, second, similarity)
+
+    def place(self, reference: ReferenceId) -> int | None:
+        """Which of `references` has this id; None where none has."""
+        return self._places.get(reference)
 
     def rows(self, i: int) -> NDArray[np.float32]:
         """All feature rows [n, 512] of reference i, the uninformative too."""

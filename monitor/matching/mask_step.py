@@ -24,9 +24,6 @@ from monitor.errors import ConfigError
 
 SHIPPED_WEIGHTS = Path(__file__).parents[2] / "reference_db" / "weights" / "mask_step.safetensors"
 
-RIGHT_DOWN, RIGHT, DOWN = 0, 1, 2  # the classes of the step map, in the paper's order
-STEPS = ((1, 1), (0, 1), (1, 0))  # what each class adds to (live, ref)
-
 INNER_BATCH = 8  # every call of the network has this many tiles: one shape, so company changes no bit
 
 
@@ -58,7 +55,7 @@ def predict(
 ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """The mask maps T [B, M, N] and step maps D [B, M-1, N-1] of tiles [B, M, N].
 
-    T is 0 outside the true matrix; D is one of RIGHT_DOWN, RIGHT, DOWN, and means nothing where a cell of its 2x2
+    T is 0 outside the true matrix; D is 0 right-down, 1 right or 2 down, and means nothing where a cell of its 2x2
     lies outside. A tile's maps do not depend on the tiles beside it, to the bit.
     """
     if tiles.ndim != 3 or tiles.shape != inside.shape:

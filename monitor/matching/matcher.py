@@ -143,12 +143,15 @@ class Matcher:
                 reading.last_vote_s = second
                 reading.weight = candidate.weight
                 return
+        if index.place(candidate.reference) is None:
+            return  # voted for in an older index, gone from this one
         if len(self._readings) >= MAX_BANDS and not self._drop_weakest(candidate.weight, second):
             return
         self._open(candidate, second, index)
 
     def _open(self, candidate: Candidate, second: int, index: ReferenceIndex) -> None:
         place = index.place(candidate.reference)
+        assert place is not None
         rows, n = index.rows(place), index.references[place].n_seconds
         start = 0 if n <= WIDE else max(0, min(candidate.ref_s - BEHIND, n - WIDE))
         columns = range(start, min(n, start + WIDE))

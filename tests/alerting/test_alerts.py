@@ -31,7 +31,20 @@ def book(epoch: ChannelEpoch = EPOCH) -> AlertBook:
 
 def view(end_s: int, score: float, *, is_open: bool = True, echo: bool = False) -> SegmentView:
     return SegmentView(
-        FILM.id, (12, 40), 12, end_s, 40, 28 + end_s, score, end_s - 12, 9.0, 5.0, 1.0, (), is_open, (1, 1) if echo else None
+        FILM.id,
+        (12, 40),
+        12,
+        end_s,
+        40,
+        28 + end_s,
+        score,
+        end_s - 12,
+        9.0,
+        5.0,
+        1.0,
+        (),
+        is_open,
+        (1, 1) if echo else None,
     )
 
 
