@@ -50,7 +50,7 @@ class Metrics:
         )
         self.stage_duration = Histogram(
             "copywatch_stage_duration_seconds",
-            "Time one call of a stage took: encode, search, match.",
+            "Time one call of a stage took: encode, match.",
             ["stage"],
             buckets=STAGE_BUCKETS_S,
             registry=registry,
