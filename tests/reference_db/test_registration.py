@@ -1,0 +1,209 @@
+"""Registration of generated films by a small encoder: what is stored, what is refused, what is reported."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from reference_db.catalog import FEATURE_SIZE, Catalog, ReferenceId
+from reference_db.encoder import FEATURE_SIZE as ENCODER_FEATURE_SIZE
+from reference_db.encoder import Encoder, load_encoder
+from reference_db.errors import CatalogError, EncoderMismatch, MediaError, ReferenceExists
+from reference_db.frames import decode_file
+from reference_db.index import ReferenceIndex
+from reference_db.registration import register, safe_id
+from tests.media import picture, write_clip, write_film, write_sound
+
+
+class Patches(nn.Module):
+    """The mean colours of 13 x 13 patches: 507 numbers, and 5 that say which version this is."""
+
+    def __init__(self, version: float) -> None:
+        super().__init__()
+        self.version = version
+
+    def forward(self, x: Tensor) -> Tensor:
+        patches = F.adaptive_avg_pool2d(x, (13, 13)).flatten(1)
+        patches = patches - patches.mean(dim=1, keepdim=True)
+        return F.pad(patches, (0, 5), value=self.version)
+
+
+def patches_encoder(path: Path, version: float = 0.0) -> Encoder:
+    torch.jit.script(Patches(version)).save(str(path))  # type: ignore[no-untyped-call]
+    return load_encoder(path)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    return patches_encoder(tmp_path_factory.mktemp("encoder") / "patches.pt")
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_film(tmp_path_factory.mktemp("films") / "Mein Film (2).mp4", seed=1, seconds=12)
+
+
+def still(grey: int) -> np.typing.NDArray[np.uint8]:
+    return np.full((180, 320, 3), grey, np.uint8)
+
+
+def test_the_catalogue_and_the_encoder_agree_on_the_size_of_a_feature() -> None:
+    assert FEATURE_SIZE == ENCODER_FEATURE_SIZE
+
+
+def test_a_film_becomes_a_reference(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+    steps: list[tuple[int, int | None]] = []
+    with Catalog.open(tmp_path, write=True) as catalog:
+        done = register(film, catalog, encoder, owner="We", tags={"a": "b"}, progress=lambda *step: steps.append(step))
+        assert not done.already_there
+        assert catalog.references() == (done.reference,)
+        features = catalog.features(done.reference.id)
+        thumbnail = catalog.thumbnail(done.reference.id, 7)
+    reference = done.reference
+    assert (reference.id, reference.title, reference.owner) == ("Mein-Film-2", "Mein Film (2)", "We")
+    assert (reference.n_seconds, reference.n_uninformative, reference.tags) == (12, 0, {"a": "b"})
+    assert reference.encoder_id == encoder.encoder_id
+    assert reference.added_at.utcoffset() is not None
+    assert steps == [(8, 12), (12, 12)]
+    expected = encoder.encode([frame.picture for frame in decode_file(film)])
+    assert np.array_equal(features.rows, expected.astype(np.float16))
+    assert thumbnail is not None
+    assert Image.open(io.BytesIO(thumbnail)).size == (160, 90)
+    assert done.report.warnings == ()
+
+
+def test_a_registered_film_is_found_by_its_pictures(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+    other = write_film(tmp_path / "other.mkv", seed=2, seconds=6)
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        register(film, catalog, encoder, id="film")
+        register(other, catalog, encoder, id="other")
+        index = ReferenceIndex.build(catalog, encoder.encoder_id)
+    aired = write_film(tmp_path / "aired.ts", seed=1, seconds=4, start_s=6, width=256, height=144)
+    rows = encoder.encode([frame.picture for frame in decode_file(aired)])
+    hits = index.search(rows, 1)
+    assert [index.references[i].id for i in hits.reference[:, 0]] == ["film"] * 4
+    assert hits.second[:, 0].tolist() == [6, 7, 8, 9]
+
+
+def test_the_same_bytes_are_registered_once(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+    copy = tmp_path / "another name.mp4"
+    copy.write_bytes(film.read_bytes())
+    with Catalog.open(tmp_path, write=True) as catalog:
+        first = register(film, catalog, encoder)
+        again = register(copy, catalog, encoder, id="other")
+        assert again.already_there
+        assert again.reference == first.reference
+        assert again.report == first.report
+        assert catalog.generation() == 1
+
+
+def test_ids_come_from_the_file_s_name_and_never_clash(tmp_path: Path, encoder: Encoder) -> None:
+    ids = []
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        for seed in (1, 2, 3):
+            (tmp_path / str(seed)).mkdir()
+            path = write_film(tmp_path / str(seed) / "news.mp4", seed=seed, seconds=3)
+            ids.append(register(path, catalog, encoder).reference.id)
+        with pytest.raises(ReferenceExists, match="news-2 is taken"):
+            register(write_film(tmp_path / "x.mp4", seed=4, seconds=3), catalog, encoder, id="news-2")
+        with pytest.raises(CatalogError, match="cannot be an id"):
+            register(tmp_path / "x.mp4", catalog, encoder, id="a/b")
+        assert len(catalog.references()) == 3
+    assert ids == ["news", "news-2", "news-3"]
+
+
+@pytest.mark.parametrize(
+    ("stem", "id"),
+    [
+        ("Amélie, 2001", "Amelie-2001"),
+        ("..", "reference"),
+        ("日本", "reference"),
+        ("x" * 300, "x" * 120),
+        ("-a_b.c-", "a_b.c"),
+    ],
+)
+def test_stems_are_made_safe(stem: str, id: str) -> None:
+    assert safe_id(stem) == id
+
+
+def test_a_file_registered_with_another_encoder_is_refused(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+    newer = patches_encoder(tmp_path / "newer.pt", version=0.5)
+    assert newer.encoder_id != encoder.encoder_id
+    with Catalog.open(tmp_path, write=True) as catalog:
+        register(film, catalog, encoder, id="film")
+        with pytest.raises(EncoderMismatch, match="copywatch refs rm film"):
+            register(film, catalog, newer)
+
+
+def test_what_cannot_be_decoded_leaves_nothing(tmp_path: Path, encoder: Encoder) -> None:
+    (tmp_path / "words.mp4").write_text("no video " * 100)
+    black = write_clip(tmp_path / "black.mp4", [(n / 5, still(0)) for n in range(20)])
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        for path, reason in [
+            (tmp_path / "missing.mp4", "does not exist"),
+            (tmp_path / "words.mp4", "not a video"),
+            (write_sound(tmp_path / "sound.wav"), "no video"),
+            (black, "could never be recognised"),
+        ]:
+            with pytest.raises(MediaError, match=reason):
+                register(path, catalog, encoder)
+        assert catalog.references() == ()
+        assert catalog.generation() == 0
+
+
+def test_holes_and_black_seconds_are_uninformative(tmp_path: Path, encoder: Encoder) -> None:
+    # film in 0-3, black in 3-6, nothing in 6-8, film in 8-10
+    times = [t / 5 for t in (*range(30), *range(40, 50))]
+    clip = [(t, still(0) if 3 <= t < 6 else picture(1, t)) for t in times]
+    path = write_clip(tmp_path / "holes.mkv", clip)
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        done = register(path, catalog, encoder)
+        features = catalog.features(done.reference.id)
+        has_thumbnail = [catalog.thumbnail(done.reference.id, s) is not None for s in range(10)]
+    assert features.informative.tolist() == [s < 3 or s >= 8 for s in range(10)]
+    assert has_thumbnail == [s not in (6, 7) for s in range(10)]
+    assert not features.rows[6:8].any()
+    assert done.reference.n_uninformative == 5
+    assert done.report.uninformative_share == pytest.approx(0.5)
+    assert done.report.warnings == ("50% of its seconds are black, flat or missing and cannot be recognised.",)
+
+
+def test_thumbnails_may_be_left_out(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        done = register(film, catalog, encoder, thumbnails=False)
+        assert catalog.thumbnail(done.reference.id, 0) is None
+    assert not any((tmp_path / "thumbnails").iterdir())
+
+
+def test_the_report_names_overlaps_static_runs_and_short_videos(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+    # 6 s of the film that is there already, then one picture for 34 s
+    clip = [(n / 2, picture(1, n / 2) if n < 12 else picture(9, 0)) for n in range(80)]
+    mixed = write_clip(tmp_path / "mixed.mp4", clip)
+    short = write_film(tmp_path / "short.mp4", seed=5, seconds=2)
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        register(film, catalog, encoder, id="film")
+        report = register(mixed, catalog, encoder).report
+        assert report.longest_static_s == 34
+        ((other, share),) = report.overlaps
+        assert other == ReferenceId("film")
+        assert share == pytest.approx(6 / 40)
+        overlap, static = report.warnings
+        assert overlap.startswith("15% of its seconds look like film")
+        assert static.startswith("One picture stands still for 34 s")
+        assert "only 2 s long" in register(short, catalog, encoder).report.warnings[-1]
+
+
+def test_a_damaged_neighbour_is_named_but_does_not_stop_a_registration(
+    tmp_path: Path, encoder: Encoder, film: Path
+) -> None:
+    other = write_film(tmp_path / "other.mp4", seed=2, seconds=4)
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        register(film, catalog, encoder, id="film")
+        next((tmp_path / "library" / "features").iterdir()).write_bytes(b"damaged")
+        report = register(other, catalog, encoder).report
+    assert "Reference film is damaged" in report.warnings[0]
