@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +50,8 @@ class Studio:
         return Watch(Library(index), self.models, self.settings, Metrics(CollectorRegistry()))
 
 
-# Air, in seconds: 0..14.3 other | 14.3..32.3 harbour from its 10.6 | 32.3..50.3 other | 50.3..66.3 garden from its 20.2 | ..90 other
+# Until which second, what, and from which of its seconds:
+#   0 other 14.3 harbour 32.3 other 50.3 garden 66.3 other 90
 AIR = ((14.3, OTHER, 100.0), (32.3, HARBOUR, 10.6), (50.3, OTHER, 300.0), (66.3, GARDEN, 20.2), (90.0, OTHER, 500.0))
 
 
@@ -87,7 +89,7 @@ def tell(studio: Studio, cuts: list[int]) -> list[Alert]:
     """The alerts of the recording, handed over in pieces that end at the cuts."""
     watch, alerts = studio.watch(), []
     edges = [0, *cuts, len(studio.samples)]
-    for begin, end in zip(edges, edges[1:], strict=False):
+    for begin, end in pairwise(edges):
         for outcome in watch.push(studio.samples[begin:end], studio.rows[begin:end]):
             alerts += outcome.alerts
     return alerts + watch.finish()
@@ -103,7 +105,7 @@ def test_both_copies_are_found_where_they_aired_and_nothing_else(studio: Studio)
         assert segment["reference_start"] == pytest.approx(ref_s, abs=2)
         assert segment["reference_end"] == pytest.approx(ref_s + length, abs=2)
         assert segment["detected_at"] <= air_s + 10  # type: ignore[operator]
-    assert [alert.type for alert in told if alert.reference == "harbour"][0] == "alert.started"
+    assert next(alert.type for alert in told if alert.reference == "harbour") == "alert.started"
 
 
 def test_the_same_stream_gives_the_same_alerts_however_it_is_cut(studio: Studio) -> None:
