@@ -163,7 +163,7 @@ def refs_add(
         raise typer.BadParameter("--id and --title name one video; register the files one by one.")
     tags = _tags(tag or [])
     settings = _settings(context, config_file, data_dir)
-    from reference_db.catalog import Catalog, ReferenceId
+    from reference_db.catalog import Catalog
     from reference_db.encoder import load_encoder
     from reference_db.registration import register
 
@@ -177,7 +177,7 @@ def refs_add(
                     file,
                     catalog,
                     encoder,
-                    id=ReferenceId(reference_id) if reference_id else None,
+                    id=reference_id,
                     title=title,
                     owner=owner,
                     tags=tags,
@@ -189,9 +189,11 @@ def refs_add(
                 continue
             finally:
                 progress.remove_task(task)
-            added.append({"file": str(file), "already_there": done.already_there, **_as_json(done.reference)})
+            added.append({"file": str(file), **dataclasses.asdict(done)})
             if not as_json:
                 typer.echo(_added(done.reference, done.already_there))
+                for warning in done.report.warnings:
+                    typer.echo(f"  note: {warning}")
     if as_json:
         _print_json(added)
     if n_failed:
@@ -214,10 +216,6 @@ def _tags(pairs: Sequence[str]) -> dict[str, str]:
     return tags
 
 
-def _as_json(reference: Reference) -> dict[str, Any]:
-    return dataclasses.asdict(reference)
-
-
 @refs.command("list")
 def refs_list(
     context: typer.Context,
@@ -231,7 +229,7 @@ def refs_list(
     with Catalog.open(_settings(context, config_file, data_dir).data_dir) as catalog:
         references = catalog.references()
     if as_json:
-        _print_json([_as_json(reference) for reference in references])
+        _print_json([dataclasses.asdict(reference) for reference in references])
         return
     rows = [(one.id, clock(one.n_seconds), one.owner, one.title, _plain(one.added_at)) for one in references]
     _print_table(("ID", "LENGTH", "OWNER", "TITLE", "ADDED"), rows)
@@ -249,7 +247,7 @@ def refs_show(
     from reference_db.catalog import Catalog, ReferenceId
 
     with Catalog.open(_settings(context, config_file, data_dir).data_dir) as catalog:
-        shown = _as_json(catalog.get(ReferenceId(reference_id)))
+        shown = dataclasses.asdict(catalog.get(ReferenceId(reference_id)))
     if as_json:
         _print_json(shown)
         return

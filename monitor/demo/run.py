@@ -23,7 +23,7 @@ from monitor.demo.media import BROADCAST_S, REFERENCES, Aired, Media, make_media
 from monitor.logs import configure_logging
 from monitor.settings import AlertingSettings, ChannelSettings, LoggingSettings, Settings, WebSettings
 from monitor.supervisor import serve
-from reference_db.catalog import Catalog, ReferenceId
+from reference_db.catalog import Catalog
 from reference_db.encoder import load_encoder
 from reference_db.registration import register
 
@@ -106,13 +106,15 @@ def _bar() -> Progress:
 def _register(settings: Settings, library: Path, media: Media) -> None:
     encoder = load_encoder(settings.encoder, threads=settings.compute.threads)
     with Catalog.open(library, write=True) as catalog, _bar() as bar:
+        for stale in [one.id for one in catalog.references() if one.encoder_id != encoder.encoder_id]:
+            catalog.remove(stale)  # left by a demo that had another encoder
         for film in REFERENCES:
             task = bar.add_task(film.title, total=film.duration_s)
             register(
                 media.reference(film),
                 catalog,
                 encoder,
-                id=ReferenceId(film.name),
+                id=film.name,
                 title=film.title,
                 owner="Copywatch demo",
                 progress=partial(_step, bar, task),
