@@ -1,0 +1,117 @@
+"""Recordings: whole videos as feature rows, encoded once and kept, so that every trial only matches again.
+
+A file is known by its content and the encoder's id, so a changed file or another encoder never meets old rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from reference_db.encoder import FEATURE_SIZE, is_informative
+from reference_db.frames import Frame, decode_file
+
+BATCH = 16  # pictures encoded at once
+
+
+class PictureEncoder(Protocol):
+    """What turns pictures into rows; `reference_db.encoder.Encoder` is one."""
+
+    @property
+    def encoder_id(self) -> str: ...
+
+    def encode(self, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A video on its own whole seconds; a second that was not seen is a row of zeros and not informative."""
+
+    name: str
+    rows: NDArray[np.float32]  # [seconds, 512]
+    informative: NDArray[np.bool_]  # [seconds]
+
+    def __post_init__(self) -> None:
+        if self.rows.ndim != 2 or self.informative.shape != self.rows.shape[:1]:
+            raise ValueError(f"rows must be [n, size], informative [n]: {self.rows.shape}, {self.informative.shape}")
+        self.rows.flags.writeable = False
+        self.informative.flags.writeable = False
+
+    @property
+    def seen(self) -> NDArray[np.bool_]:
+        seen: NDArray[np.bool_] = np.any(self.rows != 0, axis=1)
+        return seen
+
+    @property
+    def hours(self) -> float:
+        return len(self.rows) / 3600
+
+    def with_all_informative(self) -> Recording:
+        """The same, with every second that was seen taken as informative."""
+        return Recording(self.name, self.rows, self.seen)
+
+
+class RecordingShelf:
+    """Recordings of files, in a folder of their own."""
+
+    def __init__(self, encoder: PictureEncoder, folder: Path, told: Callable[[str], None] = lambda line: None) -> None:
+        self.encoder = encoder
+        self._folder = folder / "".join(c if c.isalnum() else "_" for c in encoder.encoder_id)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._told = told
+
+    def get(self, path: Path) -> Recording:
+        """The recording of a file, named by its stem; raises MediaError when it must be decoded and cannot."""
+        with path.open("rb") as file:
+            at = self._folder / f"{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}.npz"
+        if at.exists():
+            with np.load(at, allow_pickle=False) as stored:
+                return Recording(path.stem, stored["rows"], stored["informative"])
+        self._told(f"encoding {path.name}")
+        recording = record(path, self.encoder)
+        aside = at.with_suffix(".part")
+        with aside.open("wb") as file:
+            np.savez(file, rows=recording.rows, informative=recording.informative)
+        aside.replace(at)
+        return recording
+
+
+def record(path: Path, encoder: PictureEncoder) -> Recording:
+    """The recording of a file, every second decoded."""
+    rows: dict[int, NDArray[np.float32]] = {}
+    informative: dict[int, bool] = {}
+    batch: list[Frame] = []
+
+    def encode() -> None:
+        for frame, row in zip(batch, encoder.encode([frame.picture for frame in batch]), strict=True):
+            rows[frame.second], informative[frame.second] = row, is_informative(frame.picture)
+        batch.clear()
+
+    for frame in decode_file(path):
+        batch.append(frame)
+        if len(batch) == BATCH:
+            encode()
+    if batch:
+        encode()
+    n_seconds = max(rows, default=-1) + 1
+    nothing = np.zeros(FEATURE_SIZE, np.float32)
+    return Recording(
+        path.stem,
+        np.array([rows.get(second, nothing) for second in range(n_seconds)], np.float32).reshape(-1, FEATURE_SIZE),
+        np.array([informative.get(second, False) for second in range(n_seconds)], bool),
+    )
+
+
+def sequenced(recording: Recording, sequence_encoder: nn.Module) -> Recording:
+    """The recording seen through a sequence encoder; unseen seconds stay zeros."""
+    with torch.inference_mode():
+        rows = sequence_encoder(torch.from_numpy(recording.rows.copy())[None])[0].numpy()
+    return Recording(recording.name, rows * recording.seen[:, None], recording.informative)

@@ -1,0 +1,440 @@
+#!/usr/bin/env python3
+"""Prints the accuracy tables: the paper's ablation, our own additions, and what they are worth.
+
+    evaluate.py pairs VIDEOS            edited clips of the videos against the whole videos
+    evaluate.py broadcast FOLDER        ch*.ts, references/ and truth.jsonl, through the live matcher
+    evaluate.py sensitivity FOLDER      the same with other values of tau, sigma and gamma
+    evaluate.py annotations vcdb|fivr LABELS VIDEOS
+                                        real label files, for those who have the videos, named by their id
+
+Every video is encoded once and its features kept in --cache. A row's `best` figures are at the score threshold that
+suits the row best, `own` at the product's. A baseline's own setting is tuned in its favour. Air without copies (an
+empty truth.jsonl) gives false alarms per hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from monitor.errors import MonitorError
+from monitor.learning.annotations import AnnotationError, LabelledPair, find_videos, read_fivr, read_vcdb
+from monitor.learning.made_pairs import make_pairs
+from monitor.learning.plots import draw_alignment
+from monitor.learning.recordings import Recording, RecordingShelf
+from monitor.learning.scoring import LEVELS, Copy, FoundCopy, Score, TrueCopy, overlap, read_truth, score
+from monitor.learning.trials import OURS, ROWS, Background, Networks, Row, Trials
+from monitor.learning.whole import compare, part_of, read_maps, walk
+from monitor.matching.mask_step import SHIPPED_WEIGHTS, load_mask_step
+from monitor.matching.matcher import Matching
+from monitor.pipeline import matching_of
+from monitor.settings import Settings
+from reference_db.encoder import SequenceEncoder, load_encoder
+from reference_db.errors import CatalogError, MediaError
+
+VIDEO_FILES = ("*.mp4", "*.mkv", "*.webm", "*.mov", "*.ts")
+MIN_VIDEO_S = 12  # a shorter video makes no pair
+TAUS, SIGMAS, GAMMAS = (0.1, 0.2, 0.3, 0.4), (0.1, 0.2, 0.3), (10.0, 100.0, 500.0, 1000.0)
+PLOT_MARGIN_S = 12  # shown around a true copy
+
+Run = Callable[[Row, float], list[FoundCopy]]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row as it came out, or why it could not be tried."""
+
+    row: Row
+    knob: float
+    threshold: float
+    found: tuple[FoundCopy, ...]
+    score: Score | None
+    missing: str | None = None
+
+    def as_dict(self) -> dict[str, object]:
+        if self.score is None:
+            return {"row": self.row.name, "missing": self.missing}
+        tuned = {"setting": self.knob} if len(self.row.knobs) > 1 else {}
+        return {"row": self.row.name} | tuned | self.score.as_dict()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Broadcast:
+    """A folder made by make_broadcast.py, encoded."""
+
+    channels: tuple[Recording, ...]
+    references: tuple[Recording, ...]
+    truth: tuple[TrueCopy, ...]
+
+    @property
+    def hours(self) -> float:
+        return sum(channel.hours for channel in self.channels)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Reads the command line and prints one table, or one JSON object."""
+    args = parser().parse_args(argv)
+    try:
+        report = args.command(args)
+    except (MonitorError, CatalogError, AnnotationError, NotADirectoryError, FileNotFoundError) as error:
+        print(f"evaluate: {error}", file=sys.stderr)
+        return 1
+    if args.json:
+        print(json.dumps(report))
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+    common.add_argument("--cache", type=Path, default=default_cache(), help="where features are kept (%(default)s)")
+    common.add_argument("--encoder", type=Path, help="another frame encoder than the shipped one")
+    common.add_argument("--mask-step", type=Path, help="other Mask-Step weights than the shipped ones")
+    common.add_argument("--sequence", type=Path, metavar="DIR", help="sequence_encoder and mask_step trained together")
+    common.add_argument("--bank", type=Path, metavar="VIDEOS", help="background for score normalisation")
+    common.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows, by a part of their names")
+    common.add_argument("--threshold", type=float, help="our own score threshold (default: the settings')")
+    for name in ("tau", "sigma", "gamma"):
+        common.add_argument(f"--{name}", type=float, help="default: the settings'")
+    arg = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = arg.add_subparsers(required=True)
+
+    pairs = commands.add_parser("pairs", parents=[common], help="pairs made of a folder of videos")
+    pairs.add_argument("videos", type=Path)
+    pairs.add_argument("--per-video", type=int, default=4, help="copies made of each video")
+    pairs.add_argument("--strength", type=float, default=0.8, help="of the spatial edits, 0 to 1")
+    pairs.add_argument("--seed", type=int, default=1)
+    pairs.set_defaults(command=evaluate_pairs)
+
+    broadcast = commands.add_parser("broadcast", parents=[common], help="a broadcast built by make_broadcast.py")
+    broadcast.add_argument("folder", type=Path)
+    broadcast.add_argument("--plots", type=Path, metavar="DIR", help="draw matrix, mask, steps and path of each copy")
+    broadcast.add_argument("--max-plots", type=int, default=40)
+    broadcast.set_defaults(command=evaluate_broadcast)
+
+    sensitivity = commands.add_parser("sensitivity", parents=[common], help="tau, sigma and gamma on a broadcast")
+    sensitivity.add_argument("folder", type=Path)
+    sensitivity.set_defaults(command=evaluate_sensitivity)
+
+    annotations = commands.add_parser("annotations", parents=[common], help="VCDB or FIVR-200k-PVCD labels")
+    annotations.add_argument("kind", choices=("vcdb", "fivr"))
+    annotations.add_argument("labels", type=Path, help="the label file, or the folder it is in")
+    annotations.add_argument("videos", type=Path, help="folder of videos named by their id")
+    annotations.add_argument("--all-pairs", action="store_true", help="also pairs without a label, as strangers")
+    annotations.set_defaults(command=evaluate_annotations)
+    return arg
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def evaluate_pairs(args: argparse.Namespace) -> dict[str, object]:
+    shelf, trials, rows = prepare(args)
+    paths = videos_in(args.videos)
+    recordings = [shelf.get(path) for path in paths]
+    usable = [(p, r) for p, r in zip(paths, recordings, strict=True) if len(r.rows) >= MIN_VIDEO_S]
+    pairs = make_pairs(
+        [path for path, _ in usable],
+        [recording for _, recording in usable],
+        shelf.encoder,
+        per_video=args.per_video,
+        strength=args.strength,
+        seed=args.seed,
+        progress=lambda done, total: tell(f"pairs of {done}/{total} videos"),
+    )
+    truth = [true for pair in pairs for true in pair.truth]
+    hours = sum(pair.live.hours for pair in pairs)
+
+    def run(row: Row, knob: float) -> list[FoundCopy]:
+        return [copy for pair in pairs for copy in trials.on_pair(row, knob, pair.live, pair.ref)]
+
+    results = try_rows(trials, rows, run, truth, hours)
+    about = f"{len(pairs)} pairs of {len(usable)} videos, {len(truth)} copies, {len(pairs) - len(truth)} of strangers"
+    return report(args, "pairs", about, results, truth)
+
+
+def evaluate_broadcast(args: argparse.Namespace) -> dict[str, object]:
+    shelf, trials, rows = prepare(args)
+    broadcast = read_broadcast(args.folder, shelf)
+    results = try_rows(trials, rows, on_air(trials, broadcast), broadcast.truth, broadcast.hours)
+    about = (
+        f"{len(broadcast.channels)} channels, {broadcast.hours:.2f} h, {len(broadcast.references)} references, "
+        f"{len(broadcast.truth)} copies"
+    )
+    if args.plots:
+        draw_plots(args.plots, args.max_plots, trials, broadcast, results[-1].found)
+    return report(args, "broadcast", about, results, broadcast.truth)
+
+
+def evaluate_sensitivity(args: argparse.Namespace) -> dict[str, object]:
+    shelf, trials, _ = prepare(args)
+    broadcast = read_broadcast(args.folder, shelf)
+    table: list[dict[str, object]] = []
+    for letter, values in (("tau", TAUS), ("sigma", SIGMAS), ("gamma", GAMMAS)):
+        for value in values:
+            tell(f"{letter} = {value:g}")
+            changed = Trials(trials.networks, with_letter(trials.matching, letter, value), trials.threshold)
+            found = on_air(changed, broadcast)(OURS, 0.0)
+            told = score(found, broadcast.truth, trials.threshold, broadcast.hours)
+            table.append({letter: value} | told.as_dict())
+            if not args.json:
+                print_sensitivity(letter, value, told, first=len(table) == 1)
+    return {"command": "sensitivity", "rows": table}
+
+
+def evaluate_annotations(args: argparse.Namespace) -> dict[str, object]:
+    shelf, trials, rows = prepare(args)
+    labels = (read_vcdb if args.kind == "vcdb" else read_fivr)(args.labels)
+    files = find_videos(args.videos, labels.videos)
+    missing = [video for video in labels.videos if video not in files]
+    recordings: dict[str, Recording] = {}
+    for video, path in files.items():
+        try:
+            recordings[video] = shelf.get(path)
+        except MediaError as error:
+            tell(f"{path.name}: {error}")
+            missing.append(video)
+    there = labels.among(recordings)
+    pairs = [*there.pairs, *(strangers(there.pairs, sorted(recordings)) if args.all_pairs else ())]
+    truth = [true for pair in pairs for true in pair.truth()]
+
+    def run(row: Row, knob: float) -> list[FoundCopy]:
+        found = []
+        for pair in pairs:
+            live, ref = recordings[pair.query], recordings[pair.reference]
+            found += [replace(copy, channel=pair.name) for copy in trials.on_pair(row, knob, live, ref)]
+        return found
+
+    results = try_rows(trials, rows, run, truth, None)
+    about = (
+        f"{len(pairs)} pairs, {len(truth)} labelled stretches of {labels.n_labels} ({labels.n_without_length} more "
+        f"have no length); {len(missing)} of {len(labels.videos)} videos are missing"
+    )
+    named = f": {', '.join(missing[:20])}{' ...' if len(missing) > 20 else ''}" if missing else ""
+    return report(args, f"annotations {args.kind}", about + named, results, truth) | {"missing_videos": missing}
+
+
+# --- what the commands share ------------------------------------------------------------------------------------------
+
+
+def prepare(args: argparse.Namespace) -> tuple[RecordingShelf, Trials, list[Row]]:
+    """The shelf of features, the trials, and the rows asked for."""
+    torch.set_num_threads(1)
+    settings = Settings()
+    shelf = RecordingShelf(load_encoder(args.encoder), args.cache, tell)
+    matching = matching_of(settings)
+    for letter in ("tau", "sigma", "gamma"):
+        if getattr(args, letter) is not None:
+            matching = with_letter(matching, letter, getattr(args, letter))
+    threshold = settings.alerting.threshold if args.threshold is None else args.threshold
+    background = None
+    if args.bank:
+        background = Background([shelf.get(path) for path in videos_in(args.bank)])
+    wanted = args.rows or [""]
+    rows = [row for row in ROWS if any(part in row.name for part in wanted)]
+    return shelf, Trials(load_networks(args), matching, threshold, background), rows
+
+
+def load_networks(args: argparse.Namespace) -> Networks:
+    net = load_mask_step(args.mask_step)
+    folder = args.sequence or SHIPPED_WEIGHTS.parent
+    weights = folder / "sequence_encoder.safetensors"
+    if not weights.exists():
+        return Networks(net)
+    sequence_encoder = SequenceEncoder()
+    sequence_encoder.load_state_dict({name: tensor.float() for name, tensor in load_file(weights).items()})
+    beside = folder / ("mask_step.safetensors" if args.sequence else "sequence_mask_step.safetensors")
+    return Networks(net, sequence_encoder.eval(), load_mask_step(beside) if beside.exists() else None)
+
+
+def with_letter(matching: Matching, letter: str, value: float) -> Matching:
+    if letter == "gamma":
+        return replace(matching, scoring=replace(matching.scoring, gamma=value))
+    return replace(matching, tau=value) if letter == "tau" else replace(matching, sigma=value)
+
+
+def try_rows(
+    trials: Trials, rows: Sequence[Row], run: Run, truth: Sequence[TrueCopy], hours: float | None
+) -> list[Result]:
+    """Every row at its best setting: the highest F1 at any threshold, shared time being enough."""
+    results = []
+    for row in rows:
+        if missing := trials.missing(row):
+            results.append(Result(row, 0.0, trials.threshold, (), None, missing))
+            continue
+        tried = []
+        for knob in row.knobs:
+            tell(f"{row.name}{f' at {knob:g}' if len(row.knobs) > 1 else ''}")
+            found = run(row, knob)
+            told = score(found, truth, trials.threshold, hours)
+            tried.append(Result(row, knob, trials.threshold, tuple(found), told))
+        results.append(max(tried, key=_merit))
+    return results
+
+
+def _merit(result: Result) -> tuple[float, int]:
+    assert result.score is not None
+    return result.score.best[0.0].rates.f1, -result.score.false_alarms
+
+
+def on_air(trials: Trials, broadcast: Broadcast) -> Run:
+    def run(row: Row, knob: float) -> list[FoundCopy]:
+        return [
+            copy for channel in broadcast.channels for copy in trials.on_air(row, knob, channel, broadcast.references)
+        ]
+
+    return run
+
+
+def read_broadcast(folder: Path, shelf: RecordingShelf) -> Broadcast:
+    channels = sorted(folder.glob("ch*.ts"))
+    if not channels:
+        raise FileNotFoundError(f"no channels ch*.ts in {folder}")
+    return Broadcast(
+        tuple(shelf.get(path) for path in channels),
+        tuple(shelf.get(path) for path in videos_in(folder / "references")),
+        tuple(read_truth(folder / "truth.jsonl")),
+    )
+
+
+def videos_in(folder: Path) -> list[Path]:
+    found = sorted({path for pattern in VIDEO_FILES for path in folder.glob(pattern)})
+    if not found:
+        raise FileNotFoundError(f"no videos in {folder}")
+    return found
+
+
+def strangers(pairs: Sequence[LabelledPair], videos: Sequence[str]) -> list[LabelledPair]:
+    """Every two of the videos that no label pairs."""
+    labelled = {frozenset((pair.query, pair.reference)) for pair in pairs}
+    every = ((a, b) for n, a in enumerate(videos) for b in videos[n + 1 :])
+    return [LabelledPair(a, b, ()) for a, b in every if frozenset((a, b)) not in labelled]
+
+
+def draw_plots(folder: Path, at_most: int, trials: Trials, broadcast: Broadcast, found: Sequence[FoundCopy]) -> None:
+    """One PNG for each true copy, the missed ones first."""
+    folder.mkdir(parents=True, exist_ok=True)
+    alerts = [copy for copy in found if copy.score >= trials.threshold]
+    channels = {channel.name: channel for channel in broadcast.channels}
+    references = {reference.name: reference for reference in broadcast.references}
+    told = {true: any(overlap(copy, true) > 0 for copy in alerts) for true in broadcast.truth}
+    for number, true in enumerate(sorted(broadcast.truth, key=lambda t: told[t])[:at_most]):
+        channel, reference = channels[true.channel], references[true.reference]
+        first, last = int(true.channel_start) - PLOT_MARGIN_S, int(true.channel_end) + PLOT_MARGIN_S
+        rows = slice(max(0, first), min(len(channel.rows), last))
+        shown = Recording(channel.name, channel.rows[rows], channel.informative[rows])
+        whole = compare(shown, reference)
+        columns = slice(max(0, int(true.reference_start) - PLOT_MARGIN_S), int(true.reference_end) + PLOT_MARGIN_S)
+        part, maps = part_of(whole, read_maps(trials.networks.net, whole.similarity), slice(None), columns)
+        box = (
+            true.channel_start - rows.start,
+            true.reference_start - columns.start,
+            true.channel_end - rows.start,
+            true.reference_end - columns.start,
+        )
+        fate = "found" if told[true] else "missed"
+        title = f"{fate}: {true.channel} {true.channel_start:.0f} s, {true.reference} {' '.join(true.edits)}"
+        sheet = draw_alignment(part, maps, walk(part, maps, trials.matching), box, title)
+        sheet.save(folder / f"{number:03d}-{fate}-{true.channel}-{int(true.channel_start)}-{true.reference}.png")
+    tell(f"plots in {folder}")
+
+
+# --- printing ---------------------------------------------------------------------------------------------------------
+
+
+def report(
+    args: argparse.Namespace, command: str, about: str, results: Sequence[Result], truth: Sequence[TrueCopy]
+) -> dict[str, object]:
+    """The results as one object; printed as tables unless JSON was asked for."""
+    ours = next((result for result in reversed(results) if result.score and result.row.correction == "none"), None)
+    if not args.json:
+        print(about)
+        print_table(results) if truth else print_false_alarms(results)
+        if ours:
+            print_details(ours, truth)
+    return {"command": command, "about": about, "rows": [result.as_dict() for result in results]}
+
+
+def print_table(results: Sequence[Result]) -> None:
+    print(f"\n{'':22}" + "".join(f"{f'IoU > {level:g}':^32}" for level in LEVELS))
+    print(f"{'row':22}" + f"{'SP':>8}{'SR':>8}{'F1':>8}{'own F1':>8}" * len(LEVELS))
+    for result in results:
+        if result.score is None:
+            print(f"{result.row.name:22}  {result.missing}")
+            continue
+        cells = []
+        for level in LEVELS:
+            best, own = result.score.best[level].rates, result.score.own[level]
+            cells += [best.sp, best.sr, best.f1, own.f1]
+        tuned = f"  at {result.knob:g}" if len(result.row.knobs) > 1 else ""
+        print(f"{result.row.name:22}" + "".join(f"{cell:8.4f}" for cell in cells) + tuned)
+
+
+def print_false_alarms(results: Sequence[Result]) -> None:
+    print(f"\n{'row':22}{'false alarms':>14}{'an hour':>10}{'strongest':>11}")
+    for result in results:
+        if result.score is None:
+            print(f"{result.row.name:22}  {result.missing}")
+            continue
+        strongest = max((copy.score for copy in result.found), default=0.0)
+        an_hour = result.score.false_alarms_per_hour or 0.0
+        print(f"{result.row.name:22}{result.score.false_alarms:14d}{an_hour:10.2f}{strongest:11.4f}")
+
+
+def print_details(result: Result, truth: Sequence[TrueCopy]) -> None:
+    """What the table does not say of a row, at our own threshold."""
+    assert result.score is not None
+    told = result.score
+    alarms = f"{told.false_alarms} false alarms"
+    if told.false_alarms_per_hour is not None:
+        alarms += f" ({told.false_alarms_per_hour:.2f} an hour)"
+    print(f"\n{result.row.name}: {told.n_found} alerts for {told.n_true} copies, {alarms}")
+    if told.alerts_per_copy is not None:
+        print(f"alerts per found copy: {told.alerts_per_copy:.3f}")
+    if told.seconds_to_alert is not None:
+        print(f"seconds to alert: median {told.seconds_to_alert.median:.1f}, p95 {told.seconds_to_alert.p95:.1f}")
+    if told.recall_by_edit:
+        print("recall by edit: " + ", ".join(f"{edit} {hit}/{n}" for edit, (hit, n) in told.recall_by_edit.items()))
+    for true in truth:
+        hits = [copy for copy in result.found if overlap(copy, true) > 0]
+        if not any(copy.score >= result.threshold for copy in hits):
+            strongest = max((copy.score for copy in hits), default=0.0)
+            print(f"  missed ({strongest:.3f}): {line_of(true)} {' '.join(true.edits)}")
+    for copy in result.found:
+        if copy.score >= result.threshold and not any(overlap(copy, true) > 0 for true in truth):
+            print(f"  false ({copy.score:.3f}): {line_of(copy)}")
+
+
+def line_of(copy: Copy) -> str:
+    return (
+        f"{copy.channel} {copy.channel_start:.1f}-{copy.channel_end:.1f} "
+        f"{copy.reference} {copy.reference_start:.1f}-{copy.reference_end:.1f}"
+    )
+
+
+def print_sensitivity(letter: str, value: float, told: Score, *, first: bool) -> None:
+    if first:
+        print(f"{'':16}{'F1':>9}{'F1 > .5':>9}{'own F1':>9}{'own > .5':>9}{'false alarms':>14}")
+    figures = (told.best[0.0].rates.f1, told.best[0.5].rates.f1, told.own[0.0].f1, told.own[0.5].f1)
+    print(f"{f'{letter} = {value:g}':16}" + "".join(f"{f1:9.4f}" for f1 in figures) + f"{told.false_alarms:14d}")
+
+
+def tell(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base else Path.home() / ".cache") / "copywatch" / "evaluate"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
