@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference_db.frames import MAX_HOLD_S, Frame, HeldOneFps, OneFps, decode_file, probe
@@ -31,11 +31,13 @@ def picked_slowly(pts: list[float]) -> list[tuple[int, float, int]]:
     return picks
 
 
+@settings(deadline=None)
 @given(pts=times)
 def test_one_fps_shows_each_second_by_the_picture_at_its_middle(pts: list[float]) -> None:
     assert picked(pts) == picked_slowly(pts)
 
 
+@settings(deadline=None)
 @given(pts=times, begin=st.integers(0, 59))
 def test_one_fps_does_not_depend_on_where_reading_began(pts: list[float], begin: int) -> None:
     begin = min(begin, len(pts) - 1)
@@ -63,6 +65,7 @@ def test_one_fps_leaves_out_late_pictures_but_follows_a_clock_set_back() -> None
     assert picker.push(0.6, "c") == [(0, 0.6, "c")]
 
 
+@settings(deadline=None)
 @given(keys=times, more_s=st.integers(0, 40))
 def test_held_pictures_show_the_last_key_at_each_middle(keys: list[float], more_s: int) -> None:
     keys = sorted(set(keys))
@@ -77,6 +80,7 @@ def test_held_pictures_show_the_last_key_at_each_middle(keys: list[float], more_
     assert picks == expected
 
 
+@settings(deadline=None)
 @given(keys=times, marks=times)
 def test_held_pictures_do_not_depend_on_how_time_is_told(keys: list[float], marks: list[float]) -> None:
     keys = sorted(set(keys))

@@ -38,7 +38,7 @@ def slow_search(pairs: Pairs, row: NDArray[np.float32], k: int) -> list[tuple[fl
     return sorted(cells, reverse=True)[:k]
 
 
-@settings(max_examples=30)
+@settings(max_examples=30, deadline=None)
 @given(lengths=st.lists(st.integers(0, 30), max_size=4), k=st.integers(1, 12), seed=st.integers(0, 99))
 def test_search_finds_the_most_similar_informative_seconds(lengths: list[int], k: int, seed: int) -> None:
     pairs = some_pairs(*lengths)
