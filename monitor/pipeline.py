@@ -23,6 +23,7 @@ from prometheus_client import CollectorRegistry
 from monitor.alerting.alerts import ENDED, STARTED, Alert, AlertBook, Gap
 from monitor.alerting.sinks import CallbackSink, Sink
 from monitor.compute import Compute, Models, load_models
+from monitor.errors import MonitorError
 from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.sources import FileSource, Sample, Source
 from monitor.ingest.windows import LiveSecond
@@ -31,6 +32,7 @@ from monitor.matching.stitching import Scoring
 from monitor.metrics import Metrics
 from monitor.settings import Settings
 from reference_db.catalog import Catalog, Reference, ReferenceId
+from reference_db.errors import CatalogError
 from reference_db.frames import probe
 from reference_db.index import ReferenceIndex
 
@@ -135,23 +137,32 @@ class Watch:
 
 
 async def run_stream(source: Source, watch: Watch, sinks: list[Sink], compute: Compute, metrics: Metrics) -> None:
-    """Returns when the source ends, with every open segment closed and every alert sent."""
+    """Returns when the source ends, with every open segment closed and every alert sent; then raises what broke it."""
     outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(maxsize=OUTCOME_SLACK)  # when full, matching waits
     async with asyncio.TaskGroup() as stages:
-        stages.create_task(_match(source, watch, compute, outcomes))
+        matching = stages.create_task(_match(source, watch, compute, outcomes))
         stages.create_task(_deliver(source.channel, outcomes, sinks, metrics))
+    if error := matching.result():
+        raise error
 
 
-async def _match(source: Source, watch: Watch, compute: Compute, outcomes: asyncio.Queue[Outcome | None]) -> None:
-    newest = 0
-    async for samples in source.samples():
-        rows = await compute.run("encode", compute.models.encode, [sample.frame for sample in samples])
-        for outcome in await compute.run("match", watch.push, samples, rows):
-            newest = outcome.second
-            await outcomes.put(outcome)
+async def _match(
+    source: Source, watch: Watch, compute: Compute, outcomes: asyncio.Queue[Outcome | None]
+) -> MonitorError | CatalogError | None:
+    """What broke the source, if anything did; what was seen until then is matched to its end all the same."""
+    newest, error = 0, None
+    try:
+        async for samples in source.samples():
+            rows = await compute.run("encode", compute.models.encode, [sample.frame for sample in samples])
+            for outcome in await compute.run("match", watch.push, samples, rows):
+                newest = outcome.second
+                await outcomes.put(outcome)
+    except (MonitorError, CatalogError) as broken:
+        error = broken
     last = await compute.run("match", watch.finish)
     await outcomes.put(Outcome(newest, last, datetime.now(UTC)))
     await outcomes.put(None)
+    return error
 
 
 async def _deliver(channel: str, outcomes: asyncio.Queue[Outcome | None], sinks: list[Sink], metrics: Metrics) -> None:

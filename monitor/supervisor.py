@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import uvicorn
@@ -90,8 +91,8 @@ async def serve(
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handlers: stopping is ours."""
 
-    def install_signal_handlers(self) -> None:
-        return None
+    def capture_signals(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 def _listen(settings: Settings) -> socket.socket:

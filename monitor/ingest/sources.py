@@ -117,6 +117,7 @@ class FileSource:
         self.path = path
         self._mode: Mode = mode
         self._child: DecodingChild | None = None
+        self._closed = False
 
     async def samples(self) -> AsyncIterator[list[Sample]]:
         """Raises MediaError where the file cannot be read."""
@@ -128,10 +129,12 @@ class FileSource:
                 yield samples
         finally:
             buffer.end()
-            await self.close()
+            if self._child is not None:
+                self._child.kill()
             await asyncio.to_thread(thread.join)
 
     async def close(self) -> None:
+        self._closed = True
         if self._child is not None:
             self._child.kill()
 
@@ -140,6 +143,8 @@ class FileSource:
         try:
             # Made in this thread, since the child dies with the thread that made it.
             with DecodingChild(str(self.path), mode=self._mode) as self._child:
+                if self._closed:
+                    self._child.kill()
                 for sample in self._samples(epoch, self._child.frames()):
                     if not buffer.put(sample):
                         return
