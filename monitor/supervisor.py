@@ -76,9 +76,11 @@ async def serve(
                 for source in sources
             ]
             host, port = listener.getsockname()[:2]
-            logger.info("watching %d channels, %d references", len(sources), len(library.index.references))
+            address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            n_references = len(library.index.references)
+            logger.info("watching %d channels for %d references; health at %s", len(sources), n_references, address)
             if on_ready is not None:
-                on_ready(f"http://{host}:{port}")
+                on_ready(address)
             await stop.wait()
             await asyncio.gather(*(source.close() for source in sources))
             await asyncio.gather(*watching)

@@ -11,6 +11,7 @@ A path in progress keeps its head, its misses, running sums and a few thinned po
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -66,6 +67,35 @@ class AlignmentPath:
 def soft_weight(length: float, gamma: float) -> float:
     """alpha of the paper: near 0 for a path of a second or two, near 1 from ten on."""
     return 1.0 / (1.0 + gamma * math.exp(-length))
+
+
+def joined(paths: Sequence[AlignmentPath]) -> AlignmentPath:
+    """Paths that follow each other as one, in order of time; it keeps the first one's name."""
+    start = paths[0].start
+    moments = np.zeros(4)
+    for path in paths:
+        n, (si, sj, sii, sij) = path.n_members, path.moments
+        di, dj = path.start[0] - start[0], path.start[1] - start[1]
+        moments += (
+            si + n * di,
+            sj + n * dj,
+            sii + 2 * di * si + n * di * di,
+            sij + dj * si + di * sj + n * di * dj,
+        )
+    points = [point for path in paths for point in path.points]
+    while len(points) >= MAX_POINTS:
+        points = points[::2]
+    return AlignmentPath(
+        start,
+        paths[0].first,
+        paths[-1].last,
+        sum(path.n_members for path in paths),
+        sum(path.n_live for path in paths),
+        sum(path.sum_weight for path in paths),
+        sum(path.sum_novelty for path in paths),
+        (float(moments[0]), float(moments[1]), float(moments[2]), float(moments[3])),
+        tuple(points),
+    )
 
 
 @dataclass(slots=True)

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.matching.paths import AlignmentPath, soft_weight
+from monitor.matching.paths import AlignmentPath, joined, soft_weight
 from reference_db.catalog import ReferenceId
 
 NEAR_S = 3  # two paths side by side closer than this are one copy
 MIN_MEMBERS = 3  # a shorter path adds nothing to a segment that has a longer one
+MAX_PATHS = 24  # kept apart in one segment; older ones are joined
 BACK_S = 2  # how far a path may step back in the reference and still go on where another stopped
 REMEMBER_S = 60  # closed segments are kept so long, to tell echoes
 
@@ -90,6 +91,19 @@ class _Segment:
         self.paths[state.path.start] = state
         if not state.is_open and state.path.n_members < MIN_MEMBERS and len(self.paths) > 1:
             del self.paths[state.path.start]
+        if len(self.paths) > MAX_PATHS:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Makes one path of the older closed ones, so that a copy that airs for hours stays as small as a short one."""
+        ended = sorted((s for s in self.paths.values() if not s.is_open), key=lambda s: s.path.last)
+        old = ended[: len(ended) // 2]
+        if len(old) < 2:
+            return
+        for state in old:
+            del self.paths[state.path.start]
+        whole = joined(_strongest([state.path for state in old]))
+        self.paths[whole.start] = PathState(self.reference, whole, whole, False)
 
     def takes(self, path: AlignmentPath, join_s: int) -> bool:
         return any(_continues(path, state.path, join_s) for state in self.paths.values())

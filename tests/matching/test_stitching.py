@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from monitor.matching.paths import AlignmentPath
-from monitor.matching.stitching import PathState, Scoring, SegmentView, Stitcher
+from monitor.matching.paths import AlignmentPath, joined
+from monitor.matching.stitching import MAX_PATHS, PathState, Scoring, SegmentView, Stitcher
 from reference_db.catalog import ReferenceId
 
 FILM = ReferenceId("film")
@@ -55,6 +55,27 @@ def test_a_cut_a_freeze_and_a_break_are_bridged() -> None:
     assert view.start == (10, 50)
     assert view.n_live == 18
     assert view.score == pytest.approx(0.8, abs=0.01)
+
+
+def test_a_copy_in_many_pieces_stays_small() -> None:
+    stitcher, n = Stitcher(Scoring(), lambda reference: distinct(6_000)), 400
+    views = []
+    for number in range(n):  # ten seconds, two cut out, for more than an hour
+        piece = path(number * 10, number * 12, 10)
+        views = stitcher.push(number * 10 + 10, [PathState(FILM, piece, piece, False)])
+    (view,) = views
+    assert len(view.paths) <= MAX_PATHS
+    assert (view.start, view.live_start_s, view.live_end_s) == ((0, 0), 0, n * 10)
+    assert (view.ref_start_s, view.ref_end_s, view.n_live) == (0, n * 12 - 2, n * 10)
+    assert view.score == pytest.approx(0.8, abs=0.01)
+
+
+def test_joined_paths_add_up() -> None:
+    parts = [path(10, 50, 6, 0.5), path(17, 57, 8, 0.9)]
+    whole = joined(parts)
+    assert (whole.start, whole.first, whole.last, whole.n_members) == ((10, 50), (10, 50), (24, 64), 14)
+    assert whole.sum_weight == pytest.approx(6 * 0.5 + 8 * 0.9)
+    assert whole.speed == pytest.approx(1.0)
 
 
 def test_a_second_airing_is_a_second_segment() -> None:
