@@ -77,8 +77,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = x if self.expand is None else F.relu6(self.expand(x))
-        y = self.narrow(F.relu6(self.depthwise(y)))
-        return x + y if self.skips else y
+        out: Tensor = self.narrow(F.relu6(self.depthwise(y)))
+        return x + out if self.skips else out
 
 
 class FrameEncoder(nn.Module):
@@ -213,7 +213,7 @@ def _load_own(source: Path, content: bytes, must_check: bool) -> Encoder:
 def _load_script(source: Path, content: bytes) -> Encoder:
     mean, std = torch.tensor(IMAGENET_MEAN).view(3, 1, 1), torch.tensor(IMAGENET_STD).view(3, 1, 1)
     try:
-        script = torch.jit.load(str(source), map_location="cpu").eval()
+        script = torch.jit.load(str(source), map_location="cpu").eval()  # type: ignore[no-untyped-call]
 
         def network(square: Tensor) -> Tensor:
             pixels = square.permute(0, 3, 1, 2).float() / 255
@@ -247,11 +247,12 @@ def _id_hash(weights_sha256: str) -> str:
 
 def _optimised(network: FrameEncoder) -> Callable[[Tensor], Tensor]:
     """The network for one picture at a time, with weights packed for this machine: half the time of plain torch."""
-    network.eval().requires_grad_(False).to(memory_format=torch.channels_last)
+    network.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     blank = torch.zeros(1, PICTURE_SIDE, PICTURE_SIDE, 3, dtype=torch.uint8)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # tracing is called deprecated; what is to replace it needs a C++ compiler
-        packed = torch.jit.optimize_for_inference(torch.jit.trace(network, prepare(blank)))
+        traced = torch.jit.trace(network, prepare(blank))  # type: ignore[no-untyped-call]
+        packed = torch.jit.optimize_for_inference(traced)
     with torch.inference_mode():
         for _ in range(3):  # the first runs of a trace are slower and may round differently
             packed(prepare(blank))

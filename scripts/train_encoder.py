@@ -49,7 +49,8 @@ from monitor.learning.edits import (
     Warp,
     draw_edit,
 )
-from reference_db.encoder import FEATURE_SIZE, PICTURE_SIDE, FrameEncoder, prepare
+from reference_db.borders import without_borders
+from reference_db.encoder import FEATURE_SIZE, PICTURE_SIDE, Block, FrameEncoder, prepare, squeeze
 
 log = logging.getLogger("train_encoder")
 
@@ -120,7 +121,8 @@ def decode(path: Path) -> Iterator[tuple[float, NDArray[np.uint8]]]:
             second = float(frame.pts * frame.time_base)
             first = second if first is None else first
             if second - first >= due:
-                square = frame.to_image().resize((CACHE_SIDE, CACHE_SIDE), Image.Resampling.BILINEAR)
+                image = Image.fromarray(frame.to_ndarray(format="rgb24"))
+                square = image.resize((CACHE_SIDE, CACHE_SIDE), Image.Resampling.BILINEAR)
                 yield second - first, np.asarray(square, dtype=np.uint8)
                 due = (math.floor((second - first) * CACHE_FPS + 1e-6) + 1) / CACHE_FPS
 
@@ -238,7 +240,8 @@ class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
         same = self.film_of[chosen][:, None] == self.film_of[chosen]
         seconds = self.films.seconds[chosen]
         near = np.abs(seconds[:, None] - seconds) <= NEAR_S
-        return ~((same & (near | (alike > ALIKE_SAME_FILM))) | (alike > ALIKE_ANY))
+        alone: NDArray[np.bool_] = ~((same & (near | (alike > ALIKE_SAME_FILM))) | (alike > ALIKE_ANY))
+        return alone
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
@@ -259,20 +262,22 @@ def imagenet_encoder() -> FrameEncoder:
 
     fold(encoder.stem, "_conv_stem", "_bn0")
     for i, block in enumerate(encoder.blocks):
+        assert isinstance(block, Block)
         name = f"_blocks.{i}"
         if block.expand is not None:
             fold(block.expand, f"{name}._expand_conv", f"{name}._bn0")
         fold(block.depthwise, f"{name}._depthwise_conv", f"{name}._bn1")
         fold(block.narrow, f"{name}._project_conv", f"{name}._bn2")
     fold(encoder.head, "_conv_head", "_bn1")
-    return encoder.to(memory_format=torch.channels_last)
+    encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return encoder
 
 
 @torch.inference_mode()
 def pooled_rows(encoder: FrameEncoder, squares: NDArray[np.uint8] | Tensor) -> Tensor:
     """GeM-pooled activations [n, 1280] of square pictures."""
     tensor = torch.as_tensor(squares)
-    return torch.cat([encoder.pooled(prepare(part)) for part in tensor.split(32)]).clone()
+    return torch.cat([encoder.pooled(prepare(part)) for part in torch.split(tensor, 32)]).clone()
 
 
 def whiten(rows: Tensor, shrinkage: float, size: int = FEATURE_SIZE) -> tuple[Tensor, Tensor]:
@@ -452,6 +457,7 @@ def train(
             losses.append(training.learn(one, two, allowed))
             if training.step % keep_every == 0 or training.step == config.steps:
                 training.save(checkpoint)
+                log.info("kept step %d", training.step)
             if training.step % 20 == 0:
                 loss, accuracy = np.mean(losses[-20:], axis=0)
                 pace = (time.monotonic() - begun) / (training.step - first)
@@ -481,30 +487,42 @@ class Head:
         return F.normalize(F.linear(pooled, self.weight, self.bias), dim=-1)
 
 
-def fit_pictures(films: Films, n: int, seed: int) -> NDArray[np.uint8]:
-    """Training pictures at the side that the encoder reads, spread evenly over all films; a third of them edited."""
+def as_read(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Squares [n, side, side, 3] as the finished encoder makes them of its pictures."""
+    return np.stack([squeeze(without_borders(picture)) for picture in pictures])
+
+
+def fit_pictures(films: Films, n: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Training pictures at the side that the encoder reads, spread evenly over all films: clean, and each edited."""
     rng = np.random.default_rng(seed)
     useful = np.flatnonzero(films.spread >= FLAT)
     chosen = useful[np.linspace(0, len(useful) - 1, min(n, len(useful))).astype(int)]
-    out = np.empty((len(chosen), PICTURE_SIDE, PICTURE_SIDE, 3), np.uint8)
-    for i, k in enumerate(chosen):
-        edit = draw_edit(rng, 0.6 if i % 3 == 0 else 0.0, films.pictures[rng.choice(useful)])
-        picture = edit(films.pictures[k], rng) if i % 3 == 0 else films.pictures[k]
-        out[i] = _squares(picture[None], PICTURE_SIDE)[0]
-    return out
+    clean = films.pictures[chosen]
+    edited = [draw_edit(rng, 0.8, films.pictures[rng.choice(useful)])(picture, rng) for picture in clean]
+    return as_read(clean), as_read(np.stack(edited))
 
 
-def fit_heads(encoder: FrameEncoder, pooled: Tensor, shrinkages: list[float]) -> list[Head]:
-    """The trained projection with its norm folded in, and the same whitened with each shrinkage."""
-    with torch.inference_mode():
-        rows = encoder.project(pooled)
-        spread = torch.sqrt(rows.var(0) + 1e-5)
-        weight = encoder.project.weight / spread[:, None]
-        bias = (encoder.project.bias - rows.mean(0)) / spread
-        heads = [Head("plain", weight, bias)]
-        for shrinkage in shrinkages:
-            turn, shift = whiten(F.linear(pooled, weight, bias), shrinkage)
-            heads.append(Head(f"whitened {shrinkage:g}", turn @ weight, turn @ bias + shift))
+@torch.inference_mode()
+def fit_heads(encoder: FrameEncoder, clean: Tensor, edited: Tensor, shrinkages: list[float]) -> list[Head]:
+    """The trained projection with its norm folded in, and the same evened out in two ways with each shrinkage.
+
+    Whitened: all directions in which pictures differ count alike. Steadied: directions in which an edit moves a picture
+    count less.
+    """
+    pooled = torch.cat([clean, edited])
+    rows = encoder.project(pooled)
+    spread = torch.sqrt(rows.var(0) + 1e-5)
+    weight = encoder.project.weight / spread[:, None]
+    bias = (encoder.project.bias - rows.mean(0)) / spread
+    heads = [Head("plain", weight, bias)]
+    rows = F.linear(pooled, weight, bias)
+    moved = (rows[: len(clean)] - rows[len(clean) :]).double()
+    values, vectors = torch.linalg.eigh(moved.T @ moved / len(moved))
+    for shrinkage in shrinkages:
+        turn, shift = whiten(rows, shrinkage)
+        heads.append(Head(f"whitened {shrinkage:g}", turn @ weight, turn @ bias + shift))
+        turn = (vectors / torch.sqrt(values + shrinkage * values.mean()) @ vectors.T).float()
+        heads.append(Head(f"steadied {shrinkage:g}", turn @ weight, turn @ bias))
     return heads
 
 
@@ -515,6 +533,7 @@ def export(encoder: FrameEncoder, head: Head, out: Path, notes: dict[str, str]) 
     out.parent.mkdir(parents=True, exist_ok=True)
     save_file({k: v.detach().clone().half().contiguous() for k, v in tensors.items()}, partial, metadata=notes)
     digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+    partial.chmod(0o644)
     os.replace(partial, out)
     out.with_suffix(".sha256").write_text(f"{digest}  {out.name}\n")
     return digest
@@ -591,20 +610,20 @@ def make_trial(encoder: FrameEncoder, films: Films, others: Films, every_s: int)
     queries = np.flatnonzero((phase % (CACHE_FPS * every_s) == 2 + CACHE_FPS) & useful)
     strangers = np.arange(0, len(others.seconds), 3 * CACHE_FPS)
     rng = np.random.default_rng(0)
-    pooled = []
-    edits: list[str] = []
     clean = films.pictures[queries]
-    backdrops = [others.pictures[k] for k in rng.choice(strangers, len(queries))]
-    edits = list(judge_edits(backdrops[0]))
-    for name in edits:
-        edited = np.stack([judge_edits(b)[name](p, rng) for p, b in zip(clean, backdrops, strict=True)])
-        pooled.append(pooled_rows(encoder, _squares(edited, PICTURE_SIDE)))
-    shown = [pooled_rows(encoder, _squares(films.pictures[gallery], PICTURE_SIDE))]
-    shown += [pooled_rows(encoder, _squares(others.pictures[part], PICTURE_SIDE)) for part in [strangers]]
+    edits = [judge_edits(others.pictures[k]) for k in rng.choice(strangers, len(queries))]  # [query][name]
+    names = list(edits[0])
+    pooled = []
+    for name in names:
+        edited = np.stack([edit[name](picture, rng) for edit, picture in zip(edits, clean, strict=True)])
+        pooled.append(pooled_rows(encoder, as_read(edited)))
+    shown = [
+        pooled_rows(encoder, as_read(pictures)) for pictures in (films.pictures[gallery], others.pictures[strangers])
+    ]
     same = film_of[queries][:, None] == np.concatenate([film_of[gallery], np.full(len(strangers), -1)])
     greys = np.concatenate([films.greys[gallery], others.greys[strangers]])
     return Trial(
-        edits,
+        names,
         torch.cat(shown),
         np.concatenate([film_of[gallery], np.full(len(strangers), -1)]),
         np.concatenate([films.seconds[gallery], others.seconds[strangers]]),
@@ -672,8 +691,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--keep-every", type=int, default=50)
     parser.add_argument("--report-every", type=int, default=200)
-    parser.add_argument("--fit-pictures", type=int, default=4000, help="pictures that the whitening is fitted on")
-    parser.add_argument("--shrinkage", type=float, nargs="*", default=[0.03, 0.1, 0.3, 1.0], help="whitenings to try")
+    parser.add_argument("--fit-pictures", type=int, default=2000, help="pictures that the whitening is fitted on")
+    parser.add_argument("--shrinkage", type=float, nargs="*", default=[0.1, 0.3, 1.0], help="whitenings to try")
     parser.add_argument("--judge", type=Path, help="a folder of other videos that chooses among the whitenings")
     parser.add_argument("--judge-every", type=int, default=6, help="seconds from one judged picture to the next")
     parser.add_argument(
@@ -706,11 +725,8 @@ def main() -> None:
 def finish(training: Training, films: Films, options: argparse.Namespace) -> None:
     """Fits the heads, chooses the best by the judged films (plain without them), and exports it."""
     encoder = training.average
-    heads = fit_heads(
-        encoder,
-        pooled_rows(encoder, fit_pictures(films, options.fit_pictures, training.config.seed)),
-        options.shrinkage,
-    )
+    clean, edited = fit_pictures(films, options.fit_pictures, training.config.seed)
+    heads = fit_heads(encoder, pooled_rows(encoder, clean), pooled_rows(encoder, edited), options.shrinkage)
     best, table = heads[0], None
     if options.judge:
         judged = load_films(options.judge, options.cache or options.work / "cache")

@@ -1,0 +1,172 @@
+"""Training of the frame encoder: a killed run ends where an unbroken one does, and no batch calls twins strangers."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from reference_db.encoder import FEATURE_SIZE, load_encoder
+from tests.learning.clips import write_clip
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "train_encoder.py"
+
+
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_encoder", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_encoder"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+train_encoder = script()
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("videos")
+    for seed in range(3):
+        write_clip(folder / f"clip{seed}.mp4", seconds=9, seed=seed)
+    return folder
+
+
+def command(videos: Path, work: Path) -> list[str]:
+    small = "--steps 3 --side 32 --last-side 64 --films 2 --frames-per-film 3 --others 2 --held-back 0 --workers 0"
+    fast = "--keep-every 1 --fit-pictures 20 --shrinkage --cache"
+    place = [str(videos), str(work / "out.safetensors"), "--work", str(work)]
+    return [sys.executable, str(SCRIPT), *place, *small.split(), *fast.split(), str(videos.parent / "cache")]
+
+
+def environment() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(SCRIPT.parents[1])}
+
+
+def test_a_killed_run_ends_where_an_unbroken_one_does(videos: Path, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    subprocess.run(command(videos, whole), check=True, env=environment(), capture_output=True)
+
+    with subprocess.Popen(command(videos, broken), env=environment(), stderr=subprocess.PIPE, text=True) as run:
+        assert run.stderr is not None
+        for line in run.stderr:
+            if "kept step 1" in line:
+                run.kill()
+    assert not (broken / "out.safetensors").exists()
+    second = subprocess.run(command(videos, broken), check=True, env=environment(), capture_output=True, text=True)
+
+    assert "resumed at step" in second.stderr
+    assert (broken / "out.safetensors").read_bytes() == (whole / "out.safetensors").read_bytes()
+    state = torch.load(whole / "checkpoint.pt", weights_only=True)
+    assert state["config"]["side"] == 32
+    assert state["step"] == 3
+
+    refused = subprocess.run(
+        [*command(videos, broken), "--seed", "5"], env=environment(), capture_output=True, text=True
+    )
+    assert refused.returncode != 0
+    assert "other settings: seed" in refused.stderr
+
+    # What comes out is an encoder, with its hash beside it.
+    rows = load_encoder(whole / "out.safetensors").encode([np.full((40, 60, 3), 90, np.uint8)])
+    assert rows.shape == (1, FEATURE_SIZE)
+    assert json.loads(_metadata(whole / "out.safetensors")["config"])["step"] == 3
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    content = path.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return dict(header["__metadata__"])
+
+
+def config(**changes: object) -> object:
+    values: dict[str, object] = {"steps": 10, "seed": 1, "side": 32, "last_side": 32, "decay": 0.3, "films": 3}
+    values |= {"frames_per_film": 4, "others": 6, "trunk_rate": 1e-4, "head_rate": 1e-4, "temperature": 0.05}
+    values |= {"koleo": 1.0, "ema": 0.9, "held_back": 0.0}
+    return train_encoder.Config(**(values | changes))
+
+
+def test_a_batch_depends_on_its_number_alone_and_spares_twins(videos: Path, tmp_path: Path) -> None:
+    films = train_encoder.load_films(videos, tmp_path)
+    assert len(films.seconds) == 3 * 9 * train_encoder.CACHE_FPS
+    np.testing.assert_allclose(films.seconds[:3], [0, 0.3, 0.5], atol=1e-3)  # of 10 a second, the first at or after
+    batches = train_encoder.Batches(films, config(), 32)
+    one, two, allowed = batches[4]
+    assert one.shape == two.shape == (18, 32, 32, 3)
+    again = train_encoder.Batches(films, config(), 32)[4]
+    assert torch.equal(one, again[0])
+    assert torch.equal(two, again[1])
+    assert not torch.equal(one, batches[5][0])
+
+    chosen = batches._choose(np.random.default_rng([1, 4]))
+    seconds, film = films.seconds[chosen], films.film_of[chosen]
+    for i in range(len(chosen)):
+        for j in range(len(chosen)):
+            if film[i] == film[j] and abs(seconds[i] - seconds[j]) <= train_encoder.NEAR_S:
+                assert not allowed[i, j]
+    assert allowed.any()
+
+
+def test_held_back_films_are_never_learnt_from(videos: Path, tmp_path: Path) -> None:
+    films = train_encoder.load_films(videos, tmp_path)
+    held = [train_encoder.is_held_back(name, 0.5) for name in films.names]
+    assert 0 < sum(held) < 3
+    learnt = np.concatenate(train_encoder.Batches(films, config(held_back=0.5), 32).choices)
+    assert {bool(held[film]) for film in films.film_of[learnt]} == {False}
+
+
+def slow_loss(rows: torch.Tensor, allowed: torch.Tensor, temperature: float, koleo: float) -> float:
+    """Row by row, as the recipe says it."""
+    n = len(rows) // 2
+    total = 0.0
+    for i in range(2 * n):
+        partner = (i + n) % (2 * n)
+        strangers = [j for j in range(2 * n) if allowed[i % n, j % n]]
+        own = float(rows[i] @ rows[partner])
+        others = [float(rows[i] @ rows[j]) for j in strangers]
+        total -= own / temperature - np.log(sum(np.exp(s / temperature) for s in [own, *others]))
+        total -= koleo * np.log(np.sqrt(2 - 2 * max(others)))
+    return total / (2 * n)
+
+
+def test_the_loss_is_what_the_slow_way_gives() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = F.normalize(torch.randn(10, 16, generator=generator), dim=-1)
+    rows[5:] = F.normalize(rows[:5] + 0.1 * torch.randn(5, 16, generator=generator), dim=-1)
+    rows[1] = rows[0]  # two moments look the same
+    allowed = ~torch.eye(5, dtype=torch.bool)
+    strict, _ = train_encoder.loss_of(rows, allowed, 0.05, 0.0)
+    allowed[0, 1] = allowed[1, 0] = False
+    spared, accuracy = train_encoder.loss_of(rows, allowed, 0.05, 0.7)
+    assert float(spared) == pytest.approx(slow_loss(rows, allowed, 0.05, 0.7), rel=1e-3)
+    assert float(train_encoder.loss_of(rows, allowed, 0.05, 0.0)[0]) < float(strict) - 0.1
+    assert accuracy == 1
+
+
+def test_whitening_evens_out_all_directions() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(4000, 24, generator=generator) @ torch.randn(24, 24, generator=generator) + 3
+    weight, bias = train_encoder.whiten(rows, 0.0, 12)
+    out = rows @ weight.T + bias
+    torch.testing.assert_close(torch.cov(out.T), torch.eye(12), atol=2e-2, rtol=0)
+    torch.testing.assert_close(out.mean(0), torch.zeros(12), atol=1e-3, rtol=0)
+
+
+def test_imagenet_weights_are_read_as_they_were_meant() -> None:
+    encoder = train_encoder.imagenet_encoder()
+    picture = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
+    picture[:, 16:48, 16:48] = 200
+    pooled = train_encoder.pooled_rows(encoder, picture)
+    assert pooled.shape == (1, 1280)
+    assert 0.02 < (pooled > 0.01).float().mean() < 0.98  # folded wrongly, all of them die or all saturate
+    assert pooled.max() < 6
