@@ -301,6 +301,74 @@ def _lines(rng: np.random.Generator, palette: Palette) -> Image.Image:
     return picture
 
 
+def _pitch(rng: np.random.Generator, palette: Palette) -> Image.Image:
+    """A match: mown grass, white lines, two teams, a crowd."""
+    ys, xs = _grid()
+    stripes = np.sign(np.sin(xs * rng.uniform(4, 14) + ys * rng.uniform(-6, 6)))
+    grass = np.array([60.0, 140.0, 50.0]) * rng.uniform(0.7, 1.2, 3)
+    picture = grass * (1 + 0.12 * stripes[..., None])
+    stand = int(rng.integers(20, 110))
+    picture[:stand] = palette[rng.integers(0, 5, (stand // 4 + 1, 128))].repeat(4, 0).repeat(4, 1)[:stand]
+    shown = Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
+    draw = ImageDraw.Draw(shown)
+    middle = int(rng.integers(100, 400))
+    draw.line((middle, stand, middle + int(rng.integers(-150, 150)), _CANVAS_HEIGHT), fill=(240, 240, 240), width=4)
+    draw.ellipse((middle - 90, 130, middle + 90, 230), outline=(240, 240, 240), width=4)
+    shirts = [_rgb(rng.uniform(0, 255, 3)) for _ in range(2)]
+    for number in range(int(rng.integers(6, 20))):
+        x, y, size = rng.uniform(0, _CANVAS_WIDTH), rng.uniform(stand, 250), rng.uniform(7, 13)
+        draw.rectangle((x - size / 2, y, x + size / 2, y + size * 1.5), fill=shirts[number % 2])
+        draw.rectangle((x - size / 2, y + size * 1.5, x + size / 2, y + size * 2.5), fill=(30, 30, 40))
+        draw.ellipse((x - size / 2, y - size, x + size / 2, y), fill=(200, 150, 120))
+    return shown
+
+
+def _chart(rng: np.random.Generator, palette: Palette) -> Image.Image:
+    """The news: columns, a curve and a headline on a plain wall."""
+    picture = _coloured(np.broadcast_to(np.linspace(0.75, 1, _CANVAS_WIDTH), (_CANVAS_HEIGHT, _CANVAS_WIDTH)), palette)
+    draw = ImageDraw.Draw(picture)
+    for y in range(60, 240, 30):
+        draw.line((20, y, 492, y), fill=_rgb(palette[2]), width=1)
+    n_bars = int(rng.integers(4, 11))
+    heights, colour = rng.uniform(20, 170, n_bars), _rgb(rng.uniform(0, 255, 3))
+    width = 460 / n_bars
+    for number, height in enumerate(heights):
+        draw.rectangle((26 + number * width, 240 - height, 10 + (number + 1) * width, 240), fill=colour)
+    points = [(26 + number * width, float(y)) for number, y in enumerate(rng.uniform(60, 230, n_bars))]
+    draw.line(points, fill=_rgb(rng.uniform(0, 255, 3)), width=7)
+    draw.rectangle((0, 0, _CANVAS_WIDTH, 44), fill=_rgb(palette[0]))
+    draw.text((24, 6), f"{rng.integers(10, 99)} % {rng.integers(1950, 2050)}", fill=(255, 255, 255), font=_font(30))
+    return picture
+
+
+def _bubbles(rng: np.random.Generator, palette: Palette) -> Image.Image:
+    """Soap bubbles that shine through each other."""
+    ys, xs = _grid()
+    picture = np.broadcast_to(palette[1] * 0.6, (*ys.shape, 3)).copy()
+    for _ in range(int(rng.integers(9, 26))):
+        x, y, radius = rng.uniform(-1.7, 1.7), rng.uniform(-1, 1), rng.uniform(0.08, 0.55)
+        away = np.hypot(xs - x, ys - y) / radius
+        shine = np.where(away < 1, 0.15 + 0.75 * away**6, 0)[..., None]
+        picture = picture * (1 - shine) + shine * palette[rng.integers(1, 5)] * 1.1
+        picture[np.hypot(xs - x + radius * 0.4, ys - y + radius * 0.4) < radius * 0.12] = 250
+    return Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8))
+
+
+def _map(rng: np.random.Generator, palette: Palette) -> Image.Image:
+    """A map: heights in steps, contour lines, roads with towns."""
+    heights = _noise(rng, 2, 4) * rng.integers(5, 10)
+    picture = _coloured(np.floor(heights) / heights.max() * 0.6 + 0.4, palette)
+    pixels = np.asarray(picture).copy()
+    pixels[np.abs(heights - np.round(heights)) < 0.04] = (palette[0] * 0.8).astype(np.uint8)
+    picture = Image.fromarray(pixels)
+    draw = ImageDraw.Draw(picture)
+    towns = [(float(x), float(y)) for x, y in rng.uniform((20, 20), (490, 260), (int(rng.integers(4, 9)), 2))]
+    draw.line(towns, fill=(230, 60, 40), width=5)
+    for x, y in towns:
+        draw.rectangle((x - 6, y - 6, x + 6, y + 6), fill=(20, 20, 20), outline=(255, 255, 255), width=2)
+    return picture
+
+
 PAINTERS: dict[str, Painter] = {
     "hills": _hills,
     "city": _city,
@@ -313,4 +381,8 @@ PAINTERS: dict[str, Painter] = {
     "wheel": _wheel,
     "patchwork": _patchwork,
     "lines": _lines,
+    "pitch": _pitch,
+    "chart": _chart,
+    "bubbles": _bubbles,
+    "map": _map,
 }
