@@ -169,8 +169,9 @@ def evaluate_broadcast(args: argparse.Namespace) -> dict[str, object]:
         f"{len(broadcast.channels)} channels, {broadcast.hours:.2f} h, {len(broadcast.references)} references, "
         f"{len(broadcast.truth)} copies"
     )
-    if args.plots:
-        draw_plots(args.plots, args.max_plots, trials, broadcast, results[-1].found)
+    ours = our_own(results)
+    if args.plots and ours:
+        draw_plots(args.plots, args.max_plots, trials, broadcast, ours.found)
     return report(args, "broadcast", about, results, broadcast.truth)
 
 
@@ -238,9 +239,12 @@ def prepare(args: argparse.Namespace) -> tuple[RecordingShelf, Trials, list[Row]
     background = None
     if args.bank:
         background = Background([shelf.get(path) for path in videos_in(args.bank)])
+    networks = load_networks(args)
+    if networks.net.trained_on != shelf.encoder.encoder_id:
+        tell(f"the Mask-Step weights are for features of {networks.net.trained_on}, not {shelf.encoder.encoder_id}")
     wanted = args.rows or [""]
     rows = [row for row in ROWS if any(part in row.name for part in wanted)]
-    return shelf, Trials(load_networks(args), matching, threshold, background), rows
+    return shelf, Trials(networks, matching, threshold, background), rows
 
 
 def load_networks(args: argparse.Namespace) -> Networks:
@@ -283,6 +287,11 @@ def try_rows(
 def _merit(result: Result) -> tuple[float, int]:
     assert result.score is not None
     return result.score.best[0.0].rates.f1, -result.score.false_alarms
+
+
+def our_own(results: Sequence[Result]) -> Result | None:
+    """The row that is the product, or what comes nearest to it of those tried."""
+    return next((result for result in reversed(results) if result.score and result.row.correction == "none"), None)
 
 
 def on_air(trials: Trials, broadcast: Broadcast) -> Run:
@@ -354,7 +363,7 @@ def report(
     args: argparse.Namespace, command: str, about: str, results: Sequence[Result], truth: Sequence[TrueCopy]
 ) -> dict[str, object]:
     """The results as one object; printed as tables unless JSON was asked for."""
-    ours = next((result for result in reversed(results) if result.score and result.row.correction == "none"), None)
+    ours = our_own(results)
     if not args.json:
         print(about)
         print_table(results) if truth else print_false_alarms(results)
