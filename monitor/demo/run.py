@@ -82,12 +82,13 @@ def run_demo(settings: Settings, *, fast: bool, leave: bool) -> bool:
         task = bar.add_task("rendering")
         media = make_media(home, lambda done, total: bar.update(task, completed=done, total=total))
     say("[2/4] registering the films", markup=False)
-    library = home / "library"
+    library, alerts = home / "library", home / "alerts.jsonl"
+    alerts.unlink(missing_ok=True)  # those of an earlier demo
     _register(settings, library, media)
     watching = settings.model_copy(
         update={
             "data_dir": library,
-            "alerting": AlertingSettings(threshold=settings.alerting.threshold, output=home / "alerts.jsonl"),
+            "alerting": AlertingSettings(threshold=settings.alerting.threshold, output=alerts),
             "web": WebSettings(port=0),
         }
     )
@@ -182,7 +183,7 @@ class Show:
         quiet_since, before = time.monotonic(), -1
         while time.monotonic() - quiet_since < PATIENCE_S:
             matched = await asyncio.to_thread(self._n_matched)
-            if matched >= BROADCAST_S and (self._leave or not self._open):
+            if matched >= BROADCAST_S - 1 and (self._leave or not self._open):
                 break
             if matched > before or not self._transmitter.ended.is_set():
                 quiet_since, before = time.monotonic(), matched

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 
 from monitor.demo import media as demo_media
-from monitor.demo.media import AIRED, BROADCAST_S, FPS, REFERENCE_S, REFERENCES, Aired, make_media
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> demo_media.Media:
-    return make_media(tmp_path_factory.mktemp("demo"))
+from monitor.demo.media import AIRED, BROADCAST_S, FPS, REFERENCE_S, REFERENCES, Aired, Media, make_media
 
 
 def pictures(path: Path) -> list[tuple[float, np.ndarray]]:
@@ -32,7 +27,7 @@ def test_the_plan_is_what_it_promises() -> None:
     assert BROADCAST_S - AIRED[-1].channel_end > 20  # and the last one have time to end
 
 
-def test_the_broadcast_is_a_stream_from_second_0_with_a_key_frame_a_second(made: demo_media.Media) -> None:
+def test_the_broadcast_is_a_stream_from_second_0_with_a_key_frame_a_second(made: Media) -> None:
     with av.open(str(made.broadcast), "r") as container:
         assert "mpegts" in container.format.name
         packets = [packet for packet in container.demux(video=0) if packet.pts is not None]
@@ -43,7 +38,7 @@ def test_the_broadcast_is_a_stream_from_second_0_with_a_key_frame_a_second(made:
     assert max(b - a for a, b in pairwise(keys)) <= 1.01
 
 
-def test_each_copy_shows_its_reference_and_nothing_else_does(made: demo_media.Media) -> None:
+def test_each_copy_shows_its_reference_and_nothing_else_does(made: Media) -> None:
     air = pictures(made.broadcast)
     films = {film.name: film for film in REFERENCES}
     assert made.aired() == list(AIRED)
@@ -62,7 +57,7 @@ def test_each_copy_shows_its_reference_and_nothing_else_does(made: demo_media.Me
         assert min(outside) > 25, copy
 
 
-def test_references_are_whole_films(made: demo_media.Media) -> None:
+def test_references_are_whole_films(made: Media) -> None:
     for film in REFERENCES:
         with av.open(str(made.reference(film)), "r") as container:
             assert container.duration is not None
@@ -70,7 +65,7 @@ def test_references_are_whole_films(made: demo_media.Media) -> None:
 
 
 def test_what_was_made_is_kept_and_what_was_cut_short_is_not(
-    made: demo_media.Media, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: Media, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = made.broadcast.stat().st_mtime_ns
     assert make_media(made.folder.parent) == made
