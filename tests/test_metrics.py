@@ -1,8 +1,11 @@
 """Metrics: names and labels keep the rules of Prometheus and our own."""
 
+from pathlib import Path
+
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+import monitor.metrics
 from monitor.metrics import Metrics
 
 BOUNDED = {"channel", "reason", "stage", "event", "version", "model"}
@@ -40,3 +43,10 @@ def test_what_prometheus_reads_is_what_was_counted() -> None:
     assert samples["copywatch_detection_latency_seconds_bucket", ("le", "6.0")] == 0
     assert samples["copywatch_stage_duration_seconds_count", ("stage", "encode")] == 1
     assert samples["copywatch_alerts_total", ("channel", "five"), ("event", "started")] == 1
+
+
+def test_nothing_is_exported_that_nobody_updates() -> None:
+    package = Path(monitor.metrics.__file__).parent
+    code = "".join(path.read_text() for path in package.rglob("*.py") if path.name != "metrics.py")
+    families = [name for name, one in vars(Metrics(CollectorRegistry())).items() if hasattr(one, "_labelnames")]
+    assert [name for name in families if f"metrics.{name}." not in code] == []
