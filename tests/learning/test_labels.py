@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from monitor.learning.labels import NO_ORIGINAL, Labels, label, labels_of, matched_by_id, matched_by_time
@@ -28,6 +28,7 @@ def edited_ids(draw: st.DrawFn) -> list[int]:
     return out
 
 
+@settings(deadline=None)
 @given(live=st.one_of(ids, edited_ids()), ref=st.one_of(ids, edited_ids()))
 def test_labels_are_the_papers_equations(live: list[int], ref: list[int]) -> None:
     got = label(np.array(live), np.array(ref))
@@ -68,6 +69,7 @@ def test_right_and_down_share_where_both_lead_on() -> None:
     assert labels_of(on_path).step.tolist() == [[[0, 0.5, 0.5]]]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(edited_ids(), edited_ids()), min_size=2, max_size=4))
 def test_a_batch_is_its_pairs(pairs: list[tuple[list[int], list[int]]]) -> None:
     live = np.array([(a + [NO_ORIGINAL] * 20)[:20] for a, _ in pairs])
@@ -80,6 +82,7 @@ def test_a_batch_is_its_pairs(pairs: list[tuple[list[int], list[int]]]) -> None:
 
 
 @pytest.mark.parametrize("speed", [0.5, 0.8, 1.0, 1.25, 1.5, 2.0])
+@settings(deadline=None)
 @given(phase=st.floats(-0.49, 0.49))
 def test_by_time_a_copy_at_any_speed_is_one_path_without_holes(speed: float, phase: float) -> None:
     live = 10.0 + phase + speed * np.arange(16.0)
@@ -92,6 +95,7 @@ def test_by_time_a_copy_at_any_speed_is_one_path_without_holes(speed: float, pha
     assert not (on_path & tied).any()
 
 
+@settings(deadline=None)
 @given(phase=st.floats(-0.44, 0.44))
 def test_by_time_a_copy_at_full_speed_is_the_diagonal(phase: float) -> None:
     on_path, _ = matched_by_time(np.arange(8.0) + phase, np.arange(8.0), 0.5)
