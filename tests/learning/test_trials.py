@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import numpy as np
 import pytest
 import torch
+from prometheus_client import CollectorRegistry
 
+from monitor.alerting.alerts import ENDED
+from monitor.compute import Models
+from monitor.ingest.clock import ChannelEpoch
+from monitor.ingest.sources import Sample
 from monitor.learning.recordings import Recording
 from monitor.learning.scoring import TrueCopy, score
 from monitor.learning.trials import OURS, ROWS, Background, Networks, Row, Trials, index_of
 from monitor.matching.matcher import Matching
-from reference_db.encoder import SequenceEncoder
+from monitor.metrics import Metrics
+from monitor.pipeline import Library, Watch, matching_of
+from monitor.settings import Settings
+from reference_db.encoder import Encoder, SequenceEncoder
+from reference_db.frames import Frame
 from tests.learning.planted import blurred, channel, cut, film, plain_net
 
 torch.set_num_threads(1)
@@ -50,6 +60,32 @@ def test_streaming_tells_when_the_alert_went_out() -> None:
     (copy,) = trials().on_air(OURS, 0.0, AIR, [FILM, OTHER])
     assert copy.detected_at is not None
     assert 22 <= copy.detected_at <= 32
+
+
+def test_our_row_is_what_the_pipeline_does() -> None:
+    settings = Settings()
+    library = Library(index_of([FILM, OTHER]))
+    models = Models(Encoder(lambda square: square, "planted"), plain_net())
+    watch = Watch(library, models, settings, Metrics(CollectorRegistry()))
+    epoch, blank = ChannelEpoch("ch0", "file", None), np.zeros((192, 192, 3), np.uint8)
+    now = datetime(2026, 11, 16, tzinfo=UTC)
+    samples = [Sample(epoch, second, Frame(second, second, blank), now, "") for second in range(len(AIR.rows))]
+    outcomes = watch.push(samples, [(row, True) for row in AIR.rows])
+    alerts = [alert for outcome in outcomes for alert in outcome.alerts] + watch.finish()
+    told = [
+        (a.reference, a.channel_start, a.channel_end, a.reference_start, a.reference_end, a.score, a.detected_at)
+        for a in alerts
+        if a.type == ENDED
+    ]
+    found = Trials(Networks(plain_net()), matching_of(settings), settings.alerting.threshold).on_air(
+        OURS, 0.0, AIR, [FILM, OTHER]
+    )
+    assert told == [
+        (c.reference, c.channel_start, c.channel_end, c.reference_start, c.reference_end, c.score, c.detected_at)
+        for c in found
+        if c.detected_at is not None
+    ]
+    assert len(told) == 1
 
 
 def test_what_is_too_weak_for_an_alert_is_kept_for_the_best_threshold() -> None:
