@@ -31,6 +31,8 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     root = logging.getLogger()
     root.handlers = [handler]
     root.setLevel(settings.level.upper())
+    # A line for each scrape and probe would drown the rest.
+    logging.getLogger("uvicorn.access").setLevel("DEBUG" if settings.level == "debug" else "WARNING")
     structlog.configure(
         processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
@@ -70,6 +72,7 @@ def _coloured(stream: TextIO) -> bool:
 
 
 def _redacted(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+    event.pop("color_message", None)  # uvicorn says everything twice
     for key, value in event.items():
         if isinstance(value, str) and "://" in value:
             event[key] = redact_text(value)

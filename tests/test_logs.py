@@ -70,6 +70,15 @@ def test_the_level_is_kept() -> None:
     assert [line["event"] for line in written(stream)] == ["loud"]
 
 
+def test_the_web_server_says_things_once_and_not_for_each_request() -> None:
+    stream = io.StringIO()
+    configure_logging(LoggingSettings(), stream)
+    logging.getLogger("uvicorn.access").info('127.0.0.1:9 - "GET /metrics HTTP/1.1" 200')
+    logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "\x1b[36mStarted"})
+    (line,) = written(stream)
+    assert (line["event"], "color_message" in line) == ("Started", False)
+
+
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_no_credential_passes_even_in_a_traceback(form: Literal["json", "console"]) -> None:
     stream = io.StringIO()
