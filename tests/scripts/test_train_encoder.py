@@ -170,3 +170,15 @@ def test_imagenet_weights_are_read_as_they_were_meant() -> None:
     assert pooled.shape == (1, 1280)
     assert 0.02 < (pooled > 0.01).float().mean() < 0.98  # folded wrongly, all of them die or all saturate
     assert pooled.max() < 6
+
+
+def test_a_mixed_trunk_lies_between_its_ends() -> None:
+    start, trained = train_encoder.imagenet_encoder(), train_encoder.imagenet_encoder()
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter += 1
+    for share in (0.0, 0.25, 1.0):
+        mixed = train_encoder.mixed(trained, share)
+        torch.testing.assert_close(mixed.head.weight, start.head.weight + share)
+        torch.testing.assert_close(mixed.power, start.power + share)
+        assert torch.equal(mixed.project.weight, trained.project.weight)
