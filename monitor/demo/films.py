@@ -93,10 +93,16 @@ class _Actor:
 @lru_cache(maxsize=8)
 def _scene(seed: int, number: int, painters: tuple[str, ...]) -> _Scene:
     rng = np.random.default_rng([seed, 1, number])
-    # A film goes round its painters, so that neighbours in time are never alike.
-    painting = PAINTERS[painters[number % len(painters)]](rng, _palette(rng))
+    painting = PAINTERS[_order(seed, number, painters)](rng, _palette(rng))
     camera = np.column_stack([rng.random((2, 2)), rng.uniform(0.55, 1.0, 2)])
     return _Scene(painting, camera, tuple(_actor(rng) for _ in range(rng.integers(1, 5))))
+
+
+def _order(seed: int, number: int, painters: tuple[str, ...]) -> str:
+    """The painter of a scene: all take their turn, each round in another order, so that no film repeats itself."""
+    turn, place = divmod(number, len(painters))
+    order = np.random.default_rng([seed, 2, turn]).permutation(len(painters))
+    return painters[int(order[place])]
 
 
 def _actor(rng: np.random.Generator) -> _Actor:

@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 
 from monitor.demo.films import HEIGHT, WIDTH, Film, Picture
 
-VERSION = 2  # raise it when what is rendered or aired changes
+VERSION = 3  # raise it when what is rendered or aired changes
 FPS = 10
 REFERENCE_S = 66.0
 REFERENCES = (
