@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-WINDOW_S = 48  # as far back as a new candidate is followed
+WINDOW_S = 128  # as far back as a new candidate is followed and a segment's beginning can be read again
 LOOK_BACK_S = 3  # a second is compared with so many before it to tell how much is new in it
 ALL_NEW = 0.25  # cosine distance from which a picture counts as wholly new
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from monitor.ingest.windows import FeatureWindow, LiveSecond
 from monitor.matching.candidates import Candidate, Voter
 from monitor.matching.paths import AlignmentPath, PathTracker
+from monitor.matching.refining import refine
 from monitor.matching.stitching import PathState, Scoring, SegmentView, Stitcher
 from monitor.matching.tiles import HALO, Band, Cut, MapRow, SimilarityTile, TileMaps
 from reference_db.catalog import ReferenceId
@@ -37,6 +38,7 @@ class Matching:
     hits: int = 20  # nearest reference seconds that vote, per stream second
     min_similarity: float = 0.3  # of a vote
     min_votes: float = 0.6  # sum of similarities over the voting seconds that opens a band
+    refines: bool = True  # read a segment's ends off lines
     scoring: Scoring = field(default_factory=Scoring)
 
 
@@ -93,8 +95,8 @@ class Matcher:
         self._voter = Voter(matching.min_similarity, matching.min_votes)
         self._readings: list[_Reading] = []
         self._done: dict[ReferenceId, list[tuple[int, range]]] = {}  # closed bands: last final second, columns
-        self._rows: dict[ReferenceId, NDArray[np.float32]] = {}
-        self._stitcher = Stitcher(matching.scoring, self._rows.__getitem__)
+        self._rows: dict[ReferenceId, tuple[NDArray[np.float32], NDArray[np.bool_]]] = {}
+        self._stitcher = Stitcher(matching.scoring, lambda reference: self._rows[reference][0])
         self._cuts: list[tuple[_Reading, Cut]] = []
         self._live: LiveSecond | None = None
 
@@ -125,7 +127,7 @@ class Matcher:
         for reading in self._readings:
             reading.follow()
         self._close_idle(self._live.second)
-        return self._stitcher.push(self._live.second - HALO, states)
+        return self._refined(self._stitcher.push(self._live.second - HALO, states))
 
     def finish(self) -> list[SegmentView]:
         """The last word on every segment, when the stream or its epoch ends."""
@@ -135,7 +137,12 @@ class Matcher:
             states += reading.states()
         self._readings = []
         closed = [] if self._live is None else self._stitcher.push(self._live.second, states)
-        return [view for view in closed if not view.is_open] + self._stitcher.finish()
+        return self._refined([view for view in closed if not view.is_open] + self._stitcher.finish())
+
+    def _refined(self, views: list[SegmentView]) -> list[SegmentView]:
+        if not self.matching.refines:
+            return views
+        return [refine(view, self.window, *self._rows[view.reference]) for view in views]
 
     def _vote(self, candidate: Candidate, second: int, index: ReferenceIndex) -> None:
         for reading in self._readings:
@@ -163,7 +170,7 @@ class Matcher:
         band = Band(candidate.reference, rows, index.informative(place), seconds[0].second, columns)
         tracker = PathTracker(self.matching.tau, self.matching.sigma)
         reading = _Reading(band, tracker, second, candidate.weight)
-        self._rows[candidate.reference] = rows
+        self._rows[candidate.reference] = (rows, index.informative(place))
         self._readings.append(reading)
         for live in seconds:
             band.push(live)

@@ -61,10 +61,10 @@ class SegmentView:
 
     reference: ReferenceId
     start: tuple[int, int]  # the first path's start cell: the segment's name
-    live_start_s: int
-    live_end_s: int
-    ref_start_s: int
-    ref_end_s: int
+    live_start_s: float
+    live_end_s: float
+    ref_start_s: float
+    ref_end_s: float
     score: float
     n_live: int  # stream seconds that were matched
     evidence_s: float
@@ -73,6 +73,12 @@ class SegmentView:
     paths: tuple[AlignmentPath, ...]
     is_open: bool
     echo_of: tuple[int, int] | None = None
+
+    def columns(self, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The reference second that the paths give for each stream second."""
+        points = sorted({point for path in self.paths for point in (path.first, *path.points, path.last)})
+        live, ref = np.array(points).T
+        return np.asarray(np.round(np.interp(seconds, live, ref)), np.int64)
 
 
 @dataclass(slots=True)
@@ -210,9 +216,9 @@ class Stitcher:
         start, end = max(view.live_start_s, stronger.live_start_s), min(view.live_end_s, stronger.live_end_s)
         if end - start < 0.5 * (view.live_end_s - view.live_start_s):
             return False
-        seconds = np.arange(start, end)
+        seconds = np.arange(int(start), int(end))
         rows = self._reference_rows(view.reference)
-        mine, theirs = rows[_columns(view, seconds)], rows[_columns(stronger, seconds)]
+        mine, theirs = rows[view.columns(seconds)], rows[stronger.columns(seconds)]
         return float(np.einsum("ij,ij->i", mine, theirs).mean()) >= self.scoring.echo_similarity
 
 
@@ -225,10 +231,3 @@ def _strongest(paths: list[AlignmentPath]) -> list[AlignmentPath]:
         if all(path.first[0] > old.last[0] or path.last[0] < old.first[0] for old in chosen):
             chosen.append(path)
     return sorted(chosen, key=lambda p: p.first)
-
-
-def _columns(view: SegmentView, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The reference second that the segment's paths give for each stream second."""
-    points = sorted({point for path in view.paths for point in (path.first, *path.points, path.last)})
-    live, ref = np.array(points).T
-    return np.asarray(np.round(np.interp(seconds, live, ref)), np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from monitor.errors import ConfigError
-from monitor.matching.mask_step import INNER_BATCH, MaskStepNet, load_mask_step, predict, save_mask_step
+from monitor.matching.mask_step import (
+    INNER_BATCH,
+    SHIPPED_WEIGHTS,
+    MaskStepNet,
+    load_mask_step,
+    predict,
+    save_mask_step,
+)
+from reference_db.encoder import load_encoder
 
 torch.set_num_threads(1)
 
@@ -167,3 +176,29 @@ def test_missing_and_foreign_weights_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "text.safetensors").write_text("not weights")
     with pytest.raises(ConfigError, match="cannot be read"):
         load_mask_step(tmp_path / "text.safetensors")
+
+
+def test_the_shipped_weights_are_those_written_down_and_belong_to_the_shipped_encoder() -> None:
+    digest = hashlib.sha256(SHIPPED_WEIGHTS.read_bytes()).hexdigest()
+    assert digest in (SHIPPED_WEIGHTS.parent / "WEIGHTS.md").read_text()
+    assert load_mask_step().trained_on == load_encoder().encoder_id
+
+
+@pytest.mark.parametrize("speed", [0.8, 1.0, 1.25])
+def test_the_shipped_network_reads_a_planted_copy(speed: float) -> None:
+    rng = np.random.default_rng(0)
+    tile = np.clip(rng.normal(0.1, 0.05, (1, 40, 60)), -1, 1).astype(np.float32)
+    rows = np.arange(8, 32)
+    columns = np.rint(10 + speed * (rows - 8)).astype(int)
+    tile[0, rows, columns] = 0.8
+    for beside in (-1, 1):  # neighbouring seconds look somewhat alike
+        tile[0, rows, columns + beside] = 0.45
+    mask, step = predict(load_mask_step(), tile, np.ones_like(tile, bool))
+    assert mask[0, rows[2:-2], columns[2:-2]].mean() > 0.7
+    assert mask[0, :4].max() < 0.2
+    assert mask[0, 36:].max() < 0.2
+    # Walking the steps from its second cell leads along the copy.
+    i, j = int(rows[1]), int(columns[1])
+    while i < 28:
+        i, j = ((i + 1, j + 1), (i, j + 1), (i + 1, j))[step[0, i, j]]
+    assert abs(j - (10 + speed * (i - 8))) <= 1

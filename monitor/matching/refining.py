@@ -1,0 +1,117 @@
+"""Refining: where a segment begins and ends, read off the straight lines along which it matches best.
+
+A path is walked cell by cell within the network's nine seconds. In a slow or static scene neighbouring cells look
+alike and the path wanders by some seconds, though over the whole copy only one line (an offset and a speed) fits.
+So the first and the last seconds of a segment are each compared with their reference along every line near the path;
+the best line gives the reference's side, and the similarity along it says where the copy begins and ends on air.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from monitor.ingest.windows import LiveSecond
+from monitor.matching.stitching import SegmentView
+
+FIT_S = 20  # seconds of either end that a line is fitted to
+REACH_S = 12  # how far a segment may grow beyond its path on either end
+ASIDE_S = 12  # how far from the path a line is looked for, in reference seconds
+ROUNDS = 2  # the second fits to the seconds that the first found
+MIN_FIT_S = 4  # a shorter segment is left as its path has it
+MIN_SEEN = 0.6  # of those seconds that must have been seen
+SPEEDS = (1.0, 0.5, 0.57, 0.67, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.18, 1.25, 1.33, 1.5, 1.75, 2.0)
+ONLY_NORMAL_S = 8  # below so many seconds other speeds cannot be told from chance
+OTHER_SPEED = 0.01  # of similarity, that another speed than normal must win by
+PATH_WINS = 0.08  # of similarity, by which a path must beat the line to be believed: a cut or a freeze is no line
+BORDER = 0.5  # of the similarity within a copy: what is below lies outside it
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """Reference second `ref_s` at stream second `live_s`, and on at this speed."""
+
+    live_s: int
+    ref_s: float
+    speed: float
+    similarity: float  # the mean along it, less what another speed than normal must win by
+
+    def at(self, live_s: float) -> float:
+        return self.ref_s + self.speed * (live_s - self.live_s)
+
+
+def refine(
+    view: SegmentView, lives: Iterable[LiveSecond], rows: NDArray[np.float32], informative: NDArray[np.bool_]
+) -> SegmentView:
+    """The segment with its ends read off lines; `lives` are the seconds of the stream still at hand."""
+    sides = _Sides({live.second: live.row for live in lives if live.counts and live.row is not None}, rows, informative)
+    refined = view
+    for _ in range(ROUNDS):
+        refined = _ends(refined, sides)
+    is_span = refined.live_end_s > refined.live_start_s and refined.ref_end_s > refined.ref_start_s
+    return refined if is_span else view
+
+
+def _ends(view: SegmentView, sides: _Sides) -> SegmentView:
+    """The segment with both ends moved along the lines that fit its first and its last seconds."""
+    start, end = int(view.live_start_s), int(view.live_end_s)
+    head = sides.fit(view, range(start, min(end, start + FIT_S)))
+    tail = sides.fit(view, range(max(start, end - FIT_S), end))
+    if head is not None:
+        live_start = sides.edge(head, start, -1)
+        view = replace(view, live_start_s=live_start, ref_start_s=max(0.0, head.at(live_start)))
+    if tail is not None:
+        live_end = sides.edge(tail, end - 1, 1) + 1
+        view = replace(view, live_end_s=live_end, ref_end_s=min(float(len(sides.rows)), tail.at(live_end)))
+    return view
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sides:
+    """The stream's seconds that count, and the reference."""
+
+    lives: dict[int, NDArray[np.float32]]
+    rows: NDArray[np.float32]
+    informative: NDArray[np.bool_]
+
+    def fit(self, view: SegmentView, seconds: range) -> _Line | None:
+        """The line along which these seconds match best; None where too few were seen or the path is better."""
+        seen = np.array([second for second in seconds if second in self.lives], np.int64)
+        if len(seen) < max(MIN_FIT_S, MIN_SEEN * len(seconds)):
+            return None
+        path = view.columns(seen)
+        first, last = max(0, int(path.min()) - ASIDE_S), min(len(self.rows), int(path.max()) + 1 + ASIDE_S)
+        cells = np.stack([self.lives[second] for second in seen.tolist()]) @ self.rows[first:last].T
+        cells = np.where(self.informative[first:last], cells, np.float32(0))
+        offsets = np.arange(2 * (first - len(seconds)), 2 * last) / 2
+        lines = []
+        for speed in SPEEDS if len(seen) >= ONLY_NORMAL_S else SPEEDS[:1]:
+            columns = np.floor(offsets[:, None] + speed * (seen - seconds.start) + 0.5).astype(np.int64) - first
+            means = _along(cells, columns).mean(axis=1)
+            top, handicap = int(means.argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
+            lines.append(_Line(seconds.start, float(offsets[top]), speed, float(means[top]) - handicap))
+        best = max(lines, key=lambda line: line.similarity)
+        return best if _along(cells, path - first).mean() <= best.similarity + PATH_WINS else None
+
+    def edge(self, line: _Line, from_s: int, direction: int) -> int:
+        """The last second that belongs to the copy, going along the line from within it, past `from_s`."""
+        level = BORDER * line.similarity
+        gains: list[float] = []
+        seconds = [from_s + direction * step for step in range(-FIT_S // 2, REACH_S + 1)]
+        for second in seconds:
+            column = int(np.floor(line.at(second) + 0.5))
+            if second in self.lives and 0 <= column < len(self.rows) and self.informative[column]:
+                gains.append(float(self.lives[second] @ self.rows[column]) - level)
+            else:
+                gains.append(0.0)  # says nothing for or against
+        return seconds[int(np.cumsum(gains).argmax())]
+
+
+def _along(cells: NDArray[np.float32], columns: NDArray[np.int64]) -> NDArray[np.float32]:
+    """The cells [live, ref] in these columns [..., live]; 0 beyond the border."""
+    inside = (columns >= 0) & (columns < cells.shape[1])
+    found = cells[np.arange(len(cells)), np.clip(columns, 0, cells.shape[1] - 1)]
+    return np.where(inside, found, np.float32(0))

@@ -1,0 +1,92 @@
+"""Refining: a path that wanders is put right by the line that fits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from monitor.ingest.windows import LiveSecond
+from monitor.matching.paths import AlignmentPath
+from monitor.matching.refining import refine
+from monitor.matching.stitching import SegmentView
+from reference_db.catalog import ReferenceId
+
+N_SECONDS = 200
+
+
+def unit(rows: NDArray[np.float64]) -> NDArray[np.float32]:
+    return np.asarray(rows / np.linalg.norm(rows, axis=-1, keepdims=True), np.float32)
+
+
+def slow_film(seed: int) -> NDArray[np.float32]:
+    """A reference whose neighbouring seconds look much alike."""
+    rng = np.random.default_rng(seed)
+    return unit(4 * rng.normal(size=64) + np.cumsum(rng.normal(size=(N_SECONDS, 64)), axis=0))
+
+
+def air(film: NDArray[np.float32], start: int, ref: float, length: int, speed: float, seed: int) -> list[LiveSecond]:
+    """A minute of other pictures with a noisy copy in it."""
+    rng = np.random.default_rng(seed)
+    rows = unit(rng.normal(size=(60, 64)))
+    for i in range(length):
+        rows[start + i] = unit(film[round(ref + speed * i)] + 0.05 * rng.normal(size=64))
+    return [LiveSecond(i, row, True, 1.0) for i, row in enumerate(rows)]
+
+
+def wandering(points: list[tuple[int, int]]) -> SegmentView:
+    path = AlignmentPath(
+        points[0], points[0], points[-1], len(points), len(points), 1.0, 1.0, (0, 0, 0, 0), tuple(points)
+    )
+    first, last = points[0], points[-1]
+    return SegmentView(
+        ReferenceId("film"),
+        first,
+        first[0],
+        last[0] + 1,
+        first[1],
+        last[1] + 1,
+        0.5,
+        len(points),
+        5,
+        1,
+        1,
+        (path,),
+        True,
+    )
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.25, 0.8])
+def test_the_line_puts_a_wandering_path_right(speed: float) -> None:
+    film = slow_film(1)
+    # On air from second 20 for 16 s, from the film's 100; the path began late, ended early and went astray.
+    lives = air(film, 20, 100, 16, speed, 2)
+    view = refine(wandering([(23, 97), (26, 108), (31, 110), (33, 121)]), lives, film, np.ones(N_SECONDS, np.bool_))
+    assert view.live_start_s == pytest.approx(20, abs=1)
+    assert view.live_end_s == pytest.approx(36, abs=1)
+    assert view.ref_start_s == pytest.approx(100, abs=1.5)
+    assert view.ref_end_s == pytest.approx(100 + 16 * speed, abs=2)
+
+
+def test_a_path_over_a_cut_is_left_alone() -> None:
+    rng = np.random.default_rng(3)
+    film = unit(rng.normal(size=(N_SECONDS, 64)))  # every second another picture
+    lives = air(film, 20, 100, 5, 1.0, 4)
+    lives[25:30] = air(film, 25, 109, 5, 1.0, 4)[25:30]  # five seconds, four cut out, five more
+    view = wandering([(20, 100), (24, 104), (25, 109), (29, 113)])
+    refined = refine(view, lives, film, np.ones(N_SECONDS, np.bool_))
+    assert (refined.live_start_s, refined.live_end_s, refined.ref_start_s, refined.ref_end_s) == (20, 30, 100, 114)
+
+
+def test_what_is_no_longer_at_hand_stays_as_the_path_has_it() -> None:
+    film = slow_film(5)
+    view = wandering([(20, 100), (35, 115)])
+    assert refine(view, [], film, np.ones(N_SECONDS, np.bool_)) == view
+
+
+def test_a_segment_never_leaves_the_reference() -> None:
+    film = slow_film(6)
+    lives = air(film, 20, 192, 8, 1.0, 7)
+    view = refine(wandering([(21, 193), (26, 198)]), lives, film, np.ones(N_SECONDS, np.bool_))
+    assert view.ref_end_s <= N_SECONDS
+    assert view.live_end_s == pytest.approx(28, abs=1)
