@@ -22,7 +22,10 @@ def unit(rows: NDArray[np.float64]) -> NDArray[np.float32]:
 def slow_film(seed: int) -> NDArray[np.float32]:
     """A reference whose neighbouring seconds look much alike."""
     rng = np.random.default_rng(seed)
-    return unit(4 * rng.normal(size=64) + np.cumsum(rng.normal(size=(N_SECONDS, 64)), axis=0))
+    change = rng.normal(size=(N_SECONDS, 64))
+    for second in range(1, N_SECONDS):
+        change[second] += 0.8 * change[second - 1]
+    return unit(rng.normal(size=64) + change)
 
 
 def air(film: NDArray[np.float32], start: int, ref: float, length: int, speed: float, seed: int) -> list[LiveSecond]:
