@@ -1,7 +1,7 @@
 """The demo's media: three reference films, a broadcast in which edited pieces of them air, and the list of what aired.
 
 All of it is rendered by films.py and encoded with PyAV: nothing is downloaded and no ffmpeg is needed. What was
-made once is kept; VERSION in the folder's name makes a change of this file's plans a fresh start.
+made once is kept until a change of VERSION, which is in the folder's name.
 """
 
 import io
@@ -85,6 +85,8 @@ def make_media(parent: Path, progress: Progress | None = None) -> Media:
     if media.folder.is_dir():  # it appears by a rename, so it is whole
         return media
     aside = Media(parent / f"media-{VERSION}.{os.getpid()}.tmp")
+    for old in parent.glob("media-*"):
+        shutil.rmtree(old)
     aside.folder.mkdir(parents=True)
     try:
         _render_all(aside, progress)

@@ -5,6 +5,7 @@ folder `demo` of the data folder; the user's own library is not touched.
 """
 
 import asyncio
+import hashlib
 import re
 import time
 import urllib.error
@@ -107,8 +108,7 @@ def _bar() -> Progress:
 def _register(settings: Settings, library: Path, media: Media) -> None:
     encoder = load_encoder(settings.encoder, threads=settings.compute.threads)
     with Catalog.open(library, write=True) as catalog, _bar() as bar:
-        for stale in [one.id for one in catalog.references() if one.encoder_id != encoder.encoder_id]:
-            catalog.remove(stale)  # left by a demo that had another encoder
+        _remove_stale(catalog, encoder.encoder_id, media)
         for film in REFERENCES:
             task = bar.add_task(film.title, total=film.duration_s)
             register(
@@ -120,6 +120,14 @@ def _register(settings: Settings, library: Path, media: Media) -> None:
                 owner="Copywatch demo",
                 progress=partial(_step, bar, task),
             )
+
+
+def _remove_stale(catalog: Catalog, encoder_id: str, media: Media) -> None:
+    """Removes what a demo left that had another encoder or other films."""
+    films = {hashlib.sha256(media.reference(film).read_bytes()).hexdigest() for film in REFERENCES}
+    for reference in catalog.references():
+        if reference.encoder_id != encoder_id or reference.content_sha256 not in films:
+            catalog.remove(reference.id)
 
 
 def _step(bar: Progress, task: TaskID, done: int, _total: int | None) -> None:

@@ -64,7 +64,7 @@ def test_references_are_whole_films(made: Media) -> None:
             assert container.duration / av.time_base == pytest.approx(REFERENCE_S, abs=0.2)
 
 
-def test_what_was_made_is_kept_and_what_was_cut_short_is_not(
+def test_what_was_made_is_kept_but_not_what_is_old_or_was_cut_short(
     made: Media, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = made.broadcast.stat().st_mtime_ns
@@ -74,6 +74,7 @@ def test_what_was_made_is_kept_and_what_was_cut_short_is_not(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
+    (tmp_path / "media-0").mkdir()
     monkeypatch.setattr(demo_media, "_render_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make_media(tmp_path)
