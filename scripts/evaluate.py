@@ -280,6 +280,7 @@ def try_rows(
             found = run(row, knob)
             told = score(found, truth, trials.threshold, hours)
             tried.append(Result(row, knob, trials.threshold, tuple(found), told))
+            tell(f"    best F1 {told.best[0.0].rates.f1:.4f}, over 0.5 {told.best[0.5].rates.f1:.4f}")
         results.append(max(tried, key=_merit))
     return results
 

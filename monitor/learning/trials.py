@@ -25,6 +25,7 @@ from monitor.matching.hough import hough_segments
 from monitor.matching.mask_step import MaskStepNet, predict
 from monitor.matching.matcher import Matcher, Matching
 from monitor.matching.paths import AlignmentPath, soft_weight
+from monitor.matching.refining import refine
 from monitor.matching.stitching import SegmentView
 from monitor.matching.tiles import SimilarityTile, TileMaps
 from reference_db.catalog import Reference, ReferenceFeatures, ReferenceId
@@ -50,12 +51,13 @@ class Row:
     joined: bool = False  # paths over cuts and breaks made one, echoes left out
     low_information: bool = False
     evidence: bool = False
+    refined: bool = False  # ends read off lines
     correction: Correction = "none"  # of live rows by the background: before the network, or in the score
     knobs: tuple[float, ...] = (0.0,)  # settings to try of what the row has to choose
 
 
 SIMILARITIES = (0.3, 0.4, 0.5, 0.6, 0.7)
-OURS = Row("ours", joined=True, low_information=True, evidence=True)
+OURS = Row("ours", joined=True, low_information=True, evidence=True, refined=True)
 ROWS = (
     Row("HV", "hough", soft=False, knobs=SIMILARITIES),
     Row("HV+SE", "hough", sequence=True, soft=False, knobs=SIMILARITIES),
@@ -68,7 +70,8 @@ ROWS = (
     Row("SM+SW+MM by i+j", by_diagonal=True),
     Row("+joined", joined=True),
     Row("+low-information", joined=True, low_information=True),
-    replace(OURS, name="+evidence = ours"),
+    Row("+evidence", joined=True, low_information=True, evidence=True),
+    replace(OURS, name="+refined = ours"),
     replace(OURS, name="ours+norm in maps", correction="maps", knobs=(0.25, 0.5, 1.0)),
     replace(OURS, name="ours+norm in score", correction="score", knobs=(0.25, 0.5, 1.0)),
 )
@@ -131,6 +134,8 @@ class Trials:
         matching = self._matching(row)
         if row.joined:
             views = [_corrected(view, row, likeness) for view in join(matrix, maps, matching) if view.echo_of is None]
+            if row.refined:
+                views = [refine(view, matrix.lives, ref.rows, ref.informative) for view in views]
             return [_found(live.name, view) for view in views]
         paths = (walk_by_diagonal if row.by_diagonal else walk)(matrix, maps, matching)
         return [_walked(live.name, ref.name, path, matching.scoring.gamma) for path in paths]
@@ -160,7 +165,7 @@ class Trials:
             scoring = replace(scoring, novelty_floor=1.0)
         if not row.joined:
             scoring = replace(scoring, join_s=0, echo_similarity=OFF)
-        return replace(self.matching, scoring=scoring)
+        return replace(self.matching, refines=row.refined, scoring=scoring)
 
     def _net(self, row: Row) -> MaskStepNet:
         return self.networks.sequence_net or self.networks.net if row.sequence else self.networks.net
@@ -294,7 +299,7 @@ def _corrected(view: SegmentView, row: Row, likeness: NDArray[np.float32] | None
     """The view with the background taken off its score, where the row does so."""
     if row.correction != "score" or likeness is None:
         return view
-    mean = float(likeness[view.live_start_s : view.live_end_s].mean())
+    mean = float(likeness[int(view.live_start_s) : int(view.live_end_s)].mean())
     return replace(view, score=max(0.0, view.score - mean))
 
 

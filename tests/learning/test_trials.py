@@ -110,6 +110,18 @@ def test_joining_makes_one_copy_of_a_cut_one() -> None:
         assert len(find(replace(PLAIN, joined=True), 0.0, air, FILM)) == 1
 
 
+def test_refining_reads_the_ends_that_a_path_misses() -> None:
+    faint = blurred(cut(FILM, 30, 34), 2.0)  # of similarity 0.45 or so: mostly too weak to begin a path
+    air = channel("ch0", [film("x", 20, 5), faint, blurred(cut(FILM, 34, 50), 0.5), film("y", 20, 6)])
+    joined = replace(PLAIN, joined=True)
+    for find in (trials().on_pair, lambda row, knob, live, ref: trials().on_air(row, knob, live, [ref])):
+        (path,), (refined,) = (find(row, 0.0, air, FILM) for row in (joined, replace(joined, refined=True)))
+        assert path.channel_start > 21
+        assert path.reference_start > 31
+        assert refined.channel_start == 20
+        assert refined.reference_start == pytest.approx(30, abs=0.5)  # lines begin on half seconds
+
+
 def test_low_information_seconds_are_masked_only_where_the_row_says_so() -> None:
     black = np.zeros(len(FILM.rows), bool)
     dark_film = Recording("film", FILM.rows, black)

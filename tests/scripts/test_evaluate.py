@@ -120,7 +120,7 @@ def test_broadcast_has_every_row(broadcast: Path, options: list[str], capsys: py
             assert rows[row.name] == {"row": row.name, "missing": "no SE weights"}
         elif row.correction == "none":
             assert rows[row.name]["best"]["iou>0.5"]["f1"] == 1.0, row.name
-    ours = rows["+evidence = ours"]
+    ours = rows["+refined = ours"]
     assert ours["own"]["iou>0.7"] == {"sp": 1.0, "sr": 1.0, "f1": 1.0}
     assert (ours["false_alarms"], ours["alerts_per_found_copy"]) == (0, 1.0)
     assert ours["recall_by_edit"] == {"logo": "1/1"}
@@ -189,8 +189,8 @@ def test_pairs_are_made_and_tried(options: list[str], tmp_path: Path, capsys: py
     assert told["about"] == "9 pairs of 3 videos, 6 copies, 3 of strangers"
     rows = rows_of(told)
     assert list(rows) == [row.name for row in ROWS]
-    assert rows["+evidence = ours"]["true_copies"] == 6
-    assert rows["+evidence = ours"]["best"]["iou>0"]["f1"] > 0.5
+    assert rows["+refined = ours"]["true_copies"] == 6
+    assert rows["+refined = ours"]["best"]["iou>0"]["f1"] > 0.5
 
 
 def write_labelled_videos(folder: Path) -> Path:
@@ -211,7 +211,7 @@ def test_vcdb_labels(options: list[str], tmp_path: Path, capsys: pytest.CaptureF
     assert told["missing_videos"] == ["gone"]
     assert "2 pairs, 2 labelled stretches of 3" in told["about"]
     assert "1 of 3 videos are missing: gone" in told["about"]
-    assert rows_of(told)["+evidence = ours"]["own"]["iou>0.5"]["sr"] == 1.0
+    assert rows_of(told)["+refined = ours"]["own"]["iou>0.5"]["sr"] == 1.0
 
 
 def test_fivr_labels(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +222,7 @@ def test_fivr_labels(options: list[str], tmp_path: Path, capsys: pytest.CaptureF
     told = as_json(capsys, *arguments)
     assert told["missing_videos"] == []
     assert "3 pairs, 2 labelled stretches of 2" in told["about"]  # the third pair is of strangers
-    assert rows_of(told)["+evidence = ours"]["own"]["iou>0.5"]["sr"] == 0.5
+    assert rows_of(told)["+refined = ours"]["own"]["iou>0.5"]["sr"] == 0.5
 
 
 @pytest.mark.parametrize("command", [["broadcast"], ["sensitivity"], ["pairs"], ["annotations", "fivr", "missing"]])
