@@ -97,7 +97,7 @@ class Watch:
         if self._book is None:
             return []
         newest = self._matcher.window.newest_s or 0
-        alerts = self._book.apply(newest, self._matcher.finish(), list(self._gaps))
+        alerts = self._book.apply(newest, self._matcher.finish(), list(self._gaps))  # asks the old matcher to refine
         self._matcher = Matcher(matching_of(self._settings))
         self._gaps.clear()
         self._book = None
@@ -109,7 +109,12 @@ class Watch:
         alerts = self.finish()
         alerting = self._settings.alerting
         self._book = AlertBook(
-            epoch, self._models.name, alerting.threshold, alerting.update_every_s, self._library.reference
+            epoch,
+            self._models.name,
+            alerting.threshold,
+            alerting.update_every_s,
+            self._library.reference,
+            self._matcher.refined,
         )
         return alerts
 

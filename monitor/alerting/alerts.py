@@ -86,12 +86,14 @@ class AlertBook:
         threshold: float,
         update_every_s: float,
         reference: Callable[[ReferenceId], Reference],
+        refined: Callable[[SegmentView], SegmentView] = lambda view: view,
     ) -> None:
         self.epoch = epoch
         self.model = model
         self.threshold = threshold
         self.update_every_s = update_every_s
         self._reference = reference
+        self._refined = refined  # asked for what is told only
         self._told: dict[str, _Told] = {}
 
     @property
@@ -122,7 +124,7 @@ class AlertBook:
 
     def _tell(self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> Alert:
         told = self._told.get(alert_id) or _Told(now_s, 0, now_s, view)
-        alert = self._alert(type_, alert_id, told, view, gaps)
+        alert = self._alert(type_, alert_id, told, self._refined(view), gaps)
         self._told[alert_id] = _Told(told.detected_at, told.seq + 1, now_s, view)
         if type_ in (ENDED, RETRACTED):
             del self._told[alert_id]

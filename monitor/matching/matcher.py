@@ -127,7 +127,7 @@ class Matcher:
         for reading in self._readings:
             reading.follow()
         self._close_idle(self._live.second)
-        return self._refined(self._stitcher.push(self._live.second - HALO, states))
+        return self._stitcher.push(self._live.second - HALO, states)
 
     def finish(self) -> list[SegmentView]:
         """The last word on every segment, when the stream or its epoch ends."""
@@ -137,12 +137,11 @@ class Matcher:
             states += reading.states()
         self._readings = []
         closed = [] if self._live is None else self._stitcher.push(self._live.second, states)
-        return self._refined([view for view in closed if not view.is_open] + self._stitcher.finish())
+        return [view for view in closed if not view.is_open] + self._stitcher.finish()
 
-    def _refined(self, views: list[SegmentView]) -> list[SegmentView]:
-        if not self.matching.refines:
-            return views
-        return [refine(view, self.window, *self._rows[view.reference]) for view in views]
+    def refined(self, view: SegmentView) -> SegmentView:
+        """The view with its ends read off lines: for what is told, since it costs more than a second's matching."""
+        return refine(view, self.window, *self._rows[view.reference]) if self.matching.refines else view
 
     def _vote(self, candidate: Candidate, second: int, index: ReferenceIndex) -> None:
         for reading in self._readings:
