@@ -6,8 +6,8 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import uvicorn
@@ -93,8 +93,9 @@ async def serve(
 class _Server(uvicorn.Server):
     """uvicorn without its own signal handlers: stopping is ours."""
 
-    def capture_signals(self) -> AbstractContextManager[None]:
-        return nullcontext()
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 def _listen(settings: Settings) -> socket.socket:
