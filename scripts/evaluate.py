@@ -156,19 +156,20 @@ def evaluate_pairs(args: argparse.Namespace) -> dict[str, object]:
     def run(row: Row, knob: float) -> list[FoundCopy]:
         return [copy for pair in pairs for copy in trials.on_pair(row, knob, pair.live, pair.ref)]
 
-    results = try_rows(trials, rows, run, truth, hours)
     about = f"{len(pairs)} pairs of {len(usable)} videos, {len(truth)} copies, {len(pairs) - len(truth)} of strangers"
+    results = try_rows(trials, rows, run, truth, hours, begin(args, about, truth))
     return report(args, "pairs", about, results, truth)
 
 
 def evaluate_broadcast(args: argparse.Namespace) -> dict[str, object]:
     shelf, trials, rows = prepare(args)
     broadcast = read_broadcast(args.folder, shelf)
-    results = try_rows(trials, rows, on_air(trials, broadcast), broadcast.truth, broadcast.hours)
     about = (
         f"{len(broadcast.channels)} channels, {broadcast.hours:.2f} h, {len(broadcast.references)} references, "
         f"{len(broadcast.truth)} copies"
     )
+    show = begin(args, about, broadcast.truth)
+    results = try_rows(trials, rows, on_air(trials, broadcast), broadcast.truth, broadcast.hours, show)
     ours = our_own(results)
     if args.plots and ours:
         draw_plots(args.plots, args.max_plots, trials, broadcast, ours.found)
@@ -214,13 +215,13 @@ def evaluate_annotations(args: argparse.Namespace) -> dict[str, object]:
             found += [replace(copy, channel=pair.name) for copy in trials.on_pair(row, knob, live, ref)]
         return found
 
-    results = try_rows(trials, rows, run, truth, None)
     about = (
         f"{len(pairs)} pairs, {len(truth)} labelled stretches of {labels.n_labels} ({labels.n_without_length} more "
         f"have no length); {len(missing)} of {len(labels.videos)} videos are missing"
     )
-    named = f": {', '.join(missing[:20])}{' ...' if len(missing) > 20 else ''}" if missing else ""
-    return report(args, f"annotations {args.kind}", about + named, results, truth) | {"missing_videos": missing}
+    about += f": {', '.join(missing[:20])}{' ...' if len(missing) > 20 else ''}" if missing else ""
+    results = try_rows(trials, rows, run, truth, None, begin(args, about, truth))
+    return report(args, f"annotations {args.kind}", about, results, truth) | {"missing_videos": missing}
 
 
 # --- what the commands share ------------------------------------------------------------------------------------------
@@ -266,13 +267,19 @@ def with_letter(matching: Matching, letter: str, value: float) -> Matching:
 
 
 def try_rows(
-    trials: Trials, rows: Sequence[Row], run: Run, truth: Sequence[TrueCopy], hours: float | None
+    trials: Trials,
+    rows: Sequence[Row],
+    run: Run,
+    truth: Sequence[TrueCopy],
+    hours: float | None,
+    show: Callable[[Result], None],
 ) -> list[Result]:
-    """Every row at its best setting: the highest F1 at any threshold, shared time being enough."""
+    """Every row at its best setting: the highest F1 at any threshold, shared time being enough; shown as it comes."""
     results = []
     for row in rows:
         if missing := trials.missing(row):
             results.append(Result(row, 0.0, trials.threshold, (), None, missing))
+            show(results[-1])
             continue
         tried = []
         for knob in row.knobs:
@@ -280,8 +287,8 @@ def try_rows(
             found = run(row, knob)
             told = score(found, truth, trials.threshold, hours)
             tried.append(Result(row, knob, trials.threshold, tuple(found), told))
-            tell(f"    best F1 {told.best[0.0].rates.f1:.4f}, over 0.5 {told.best[0.5].rates.f1:.4f}")
         results.append(max(tried, key=_merit))
+        show(results[-1])
     return results
 
 
@@ -360,43 +367,48 @@ def draw_plots(folder: Path, at_most: int, trials: Trials, broadcast: Broadcast,
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
+def begin(args: argparse.Namespace, about: str, truth: Sequence[TrueCopy]) -> Callable[[Result], None]:
+    """Prints the head of a table; what comes back prints its lines. With JSON asked for, neither prints."""
+    if args.json:
+        return lambda result: None
+    print(about)
+    if not truth:
+        print(f"\n{'row':22}{'false alarms':>14}{'an hour':>10}{'strongest':>11}", flush=True)
+        return print_false_alarms
+    print(f"\n{'':22}" + "".join(f"{f'IoU > {level:g}':^32}" for level in LEVELS))
+    print(f"{'row':22}" + f"{'SP':>8}{'SR':>8}{'F1':>8}{'own F1':>8}" * len(LEVELS), flush=True)
+    return print_rates
+
+
 def report(
     args: argparse.Namespace, command: str, about: str, results: Sequence[Result], truth: Sequence[TrueCopy]
 ) -> dict[str, object]:
-    """The results as one object; printed as tables unless JSON was asked for."""
+    """The results as one object; what the table does not say of our own row is printed below it."""
     ours = our_own(results)
-    if not args.json:
-        print(about)
-        print_table(results) if truth else print_false_alarms(results)
-        if ours:
-            print_details(ours, truth)
+    if ours and not args.json:
+        print_details(ours, truth)
     return {"command": command, "about": about, "rows": [result.as_dict() for result in results]}
 
 
-def print_table(results: Sequence[Result]) -> None:
-    print(f"\n{'':22}" + "".join(f"{f'IoU > {level:g}':^32}" for level in LEVELS))
-    print(f"{'row':22}" + f"{'SP':>8}{'SR':>8}{'F1':>8}{'own F1':>8}" * len(LEVELS))
-    for result in results:
-        if result.score is None:
-            print(f"{result.row.name:22}  {result.missing}")
-            continue
-        cells = []
-        for level in LEVELS:
-            best, own = result.score.best[level].rates, result.score.own[level]
-            cells += [best.sp, best.sr, best.f1, own.f1]
-        tuned = f"  at {result.knob:g}" if len(result.row.knobs) > 1 else ""
-        print(f"{result.row.name:22}" + "".join(f"{cell:8.4f}" for cell in cells) + tuned)
+def print_rates(result: Result) -> None:
+    if result.score is None:
+        print(f"{result.row.name:22}  {result.missing}")
+        return
+    cells = []
+    for level in LEVELS:
+        best, own = result.score.best[level].rates, result.score.own[level]
+        cells += [best.sp, best.sr, best.f1, own.f1]
+    tuned = f"  at {result.knob:g}" if len(result.row.knobs) > 1 else ""
+    print(f"{result.row.name:22}" + "".join(f"{cell:8.4f}" for cell in cells) + tuned, flush=True)
 
 
-def print_false_alarms(results: Sequence[Result]) -> None:
-    print(f"\n{'row':22}{'false alarms':>14}{'an hour':>10}{'strongest':>11}")
-    for result in results:
-        if result.score is None:
-            print(f"{result.row.name:22}  {result.missing}")
-            continue
-        strongest = max((copy.score for copy in result.found), default=0.0)
-        an_hour = result.score.false_alarms_per_hour or 0.0
-        print(f"{result.row.name:22}{result.score.false_alarms:14d}{an_hour:10.2f}{strongest:11.4f}")
+def print_false_alarms(result: Result) -> None:
+    if result.score is None:
+        print(f"{result.row.name:22}  {result.missing}")
+        return
+    strongest = max((copy.score for copy in result.found), default=0.0)
+    an_hour = result.score.false_alarms_per_hour or 0.0
+    print(f"{result.row.name:22}{result.score.false_alarms:14d}{an_hour:10.2f}{strongest:11.4f}", flush=True)
 
 
 def print_details(result: Result, truth: Sequence[TrueCopy]) -> None:
