@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from monitor import __version__
@@ -28,7 +28,6 @@ from monitor.settings import Settings, load_settings
 from reference_db.errors import CatalogError
 
 if TYPE_CHECKING:
-    from monitor.alerting.alerts import Alert
     from reference_db.catalog import Reference
 
 FAILED, USAGE, CONFIG, UNREACHABLE = 1, 2, 3, 4
@@ -122,8 +121,8 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def _progress() -> Iterator[Progress]:
-    """A progress bar on stderr; where stderr is no terminal, nothing."""
+def _progress(what: str) -> Iterator[Callable[[float, float | None], None]]:
+    """A bar on stderr while open, and what moves it (seconds done, of how many); no bar where nobody watches."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -133,12 +132,8 @@ def _progress() -> Iterator[Progress]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield progress
-
-
-def _steps(progress: Progress, task: TaskID) -> Callable[[float, float | None], None]:
-    """What a long call tells how far it is."""
-    return lambda at, total: progress.update(task, completed=int(at), total=total and int(total))
+        task = progress.add_task(what, total=None)
+        yield lambda at, total: progress.update(task, completed=int(at), total=total and int(total))
 
 
 # --- refs ------------------------------------------------------------------------------------------------------------
@@ -169,26 +164,17 @@ def refs_add(
 
     encoder = load_encoder(settings.encoder, threads=settings.compute.threads)
     added, n_failed = [], 0
-    with Catalog.open(settings.data_dir, write=True) as catalog, _progress() as progress:
+    with Catalog.open(settings.data_dir, write=True) as catalog:
         for file in files:
-            task = progress.add_task(file.name, total=None)
             try:
-                done = register(
-                    file,
-                    catalog,
-                    encoder,
-                    id=reference_id,
-                    title=title,
-                    owner=owner,
-                    tags=tags,
-                    progress=_steps(progress, task),
-                )
+                with _progress(file.name) as step:
+                    done = register(
+                        file, catalog, encoder, id=reference_id, title=title, owner=owner, tags=tags, progress=step
+                    )
             except CatalogError as error:
                 _complain(error)
                 n_failed += 1
                 continue
-            finally:
-                progress.remove_task(task)
             added.append({"file": str(file), **dataclasses.asdict(done)})
             if not as_json:
                 typer.echo(_added(done.reference, done.already_there))
@@ -300,27 +286,20 @@ def check(
     """Search recordings for copies, by the same pipeline as `serve`, as fast as it goes."""
     if channel is not None and len(files) > 1:
         raise typer.BadParameter("--channel names one recording; check the files one by one.")
+    if segments is not None and not segments.parent.is_dir():  # said now, not after hours of work
+        raise typer.BadParameter(f"there is no folder {segments.parent}; make it first.", param_hint="--segments")
     settings = _settings(context, config_file, data_dir)
     from monitor.pipeline import check_file
 
     found: list[dict[str, Any]] = []
     n_failed = 0
-    with _progress() as progress:
-        for file in files:
-            task = progress.add_task(file.name, total=None)
-            try:
-                found += check_file(
-                    file,
-                    channel or file.stem,
-                    settings=settings,
-                    on_alert=lambda alert: _tell_started(progress, alert),
-                    progress=_steps(progress, task),
-                )
-            except CatalogError as error:
-                _complain(error)
-                n_failed += 1
-            finally:
-                progress.remove_task(task)
+    for file in files:
+        try:
+            with _progress(file.name) as step:
+                found += check_file(file, channel or file.stem, settings=settings, progress=step)
+        except CatalogError as error:
+            _complain(error)
+            n_failed += 1
     if segments is not None:
         _write_lines(segments, found)
     if as_json:
@@ -329,11 +308,6 @@ def check(
         _print_segments(found)
     if n_failed or (fail_on_match and found):
         raise typer.Exit(FAILED)
-
-
-def _tell_started(progress: Progress, alert: Alert) -> None:
-    if alert.type == "alert.started":
-        progress.console.print(f"{clock(alert.channel_start)} {alert.reference} has begun", highlight=False)
 
 
 def _print_segments(found: list[dict[str, Any]]) -> None:

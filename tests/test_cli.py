@@ -113,6 +113,7 @@ def test_what_needs_no_network_does_not_wait_for_torch(arguments: tuple[str, ...
         ("refs", "add", "a.mp4", "--tag", "no-equals-sign"),
         ("check", "a.ts", "b.ts", "--channel", "five"),
         ("check", "a.ts", "--nonsense"),
+        ("check", "a.ts", "--segments", "none/found.jsonl"),
     ],
 )
 def test_wrong_usage_is_2(run: Run, arguments: tuple[str, ...]) -> None:
