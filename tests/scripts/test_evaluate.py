@@ -154,7 +154,7 @@ def test_a_copy_that_was_missed_and_a_false_alarm_are_named(
     assert main(["broadcast", str(tmp_path), *options, "--rows", "= ours"]) == 0
     out = capsys.readouterr().out
     assert "missed (0.000): ch0 14.0-32.0 film2 10.0-28.0 logo" in out
-    assert "): ch0 14.0-32.0 film1 10.0-28.0" in out.split("false (")[1]
+    assert "): ch0 14.0-32.0 film1 " in out.split("false (")[1]
 
 
 def test_air_without_copies_gives_false_alarms_an_hour(
