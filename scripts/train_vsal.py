@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from monitor.learning.bank import BankPlan, FeatureBank, build_bank
+from monitor.learning.bank import CLEAN, EDITED, FILLER, BankPlan, FeatureBank, Take, build_bank
 from monitor.learning.data import AirChances, Batch, Pair, batch_of, broadcast_pair, paper_pair
 from monitor.learning.losses import mask_loss, step_loss, vsal_loss
 from monitor.matching.mask_step import MaskStepNet, save_mask_step
@@ -38,6 +38,7 @@ from reference_db.encoder import LOOK_BACK_S, SequenceEncoder
 HELD_BACK_SHARE = 8  # one video in so many is never trained on
 MEASURED_PAIRS = 768
 CHECKPOINT_STEPS = 250
+ALIKE_FROM, ALIKE_TO = 0.6, 0.9  # similarity of two seconds of one film, from different to the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ class Recipe:
     step_weight: float = 1.0  # lambda
     path_weight: float = 1.0
     focus: float = 0.0
-    lookalike: float = 2.0  # off the path, moments that look this much alike in the reference itself do not count
+    lookalike_weight: float = 1.0  # of cells off the path whose moments look alike in the reference itself
+    path_step_weight: float = 1.0  # of steps from cells on the path, so that right-down wins where nothing is seen
+    least_similarity: float = -1.0  # of an edited take to the clean one; below it nobody could tell
     roughness: float = 0.0  # how much the similarities of unseen films are imitated: scaled, lifted, noisy
 
 
@@ -68,14 +71,16 @@ COPYWATCH = Recipe(
     3e-3,
     "cosine",
     1e-4,
-    6,
-    50_000,
+    3,
+    16_000,
     64,
     ((16, 16), (16, 32), (32, 32), (24, 48)),
     0.15,
     path_weight=2.0,
-    lookalike=0.95,
-    roughness=1.0,
+    lookalike_weight=0.05,
+    path_step_weight=3.0,
+    least_similarity=0.25,
+    roughness=0.3,
 )
 RECIPES = {recipe.name: recipe for recipe in (PAPER, COPYWATCH)}
 
@@ -102,10 +107,15 @@ class Vsal(nn.Module):
         """S [B, 1, M, N]."""
         return (self.side(batch.live) @ self.side(batch.ref).transpose(1, 2))[:, None]
 
-    def lookalikes(self, batch: Batch, least: float) -> Tensor:
-        """Cells [B, M, N] whose moments look alike in the reference itself, so that no label off the path is sure."""
+    def trust(self, batch: Batch, least: float) -> Tensor:
+        """How much the labels of cells [B, M, N] count: less off the path where the reference itself looks alike.
+
+        A still shot is the same picture at every second, and no network could tell which of them is the copy's.
+        """
         n = batch.ref.shape[1] - self.context
-        return self.rows[batch.twin] @ self.rows[batch.ref[:, -n:]].transpose(1, 2) >= least
+        alike = self.rows[batch.twin] @ self.rows[batch.ref[:, -n:]].transpose(1, 2)
+        doubt = ((alike - ALIKE_FROM) / (ALIKE_TO - ALIKE_FROM)).clamp(0, 1)
+        return torch.where(batch.on_path, 1.0, 1 - (1 - least) * doubt)
 
 
 def roughened(s: Tensor, amount: float, generator: torch.Generator) -> Tensor:
@@ -131,11 +141,24 @@ def loss_of(vsal: Vsal, batch: Batch, recipe: Recipe, generator: torch.Generator
     if generator is not None and recipe.roughness:
         s = roughened(s, recipe.roughness, generator)
     mask_logits, step_logits = vsal.net(s, batch.inside[:, None].to(s.dtype))
-    counted = batch.counted
-    if recipe.lookalike <= 1:
-        counted = counted & (batch.on_path | ~vsal.lookalikes(batch, recipe.lookalike))
+    trust = vsal.trust(batch, recipe.lookalike_weight)
+    counted = batch.counted * trust
     lm = mask_loss(mask_logits, batch.on_path, counted, path_weight=recipe.path_weight, focus=recipe.focus)
-    return lm, step_loss(step_logits, batch.step)
+    step_weight = torch.where(batch.on_path, recipe.path_step_weight, trust)[:, :-1, :-1]
+    return lm, step_loss(step_logits, batch.step, step_weight)
+
+
+def visible(bank: FeatureBank, least_similarity: float) -> FeatureBank:
+    """The bank without the takes whose edit left nothing to recognise, nor the videos that have no other."""
+    takes = [take for take in bank.takes if take.kind == CLEAN or similarity_to_clean(bank, take) >= least_similarity]
+    shown = {take.video for take in takes if take.kind == EDITED} | {FILLER}
+    return FeatureBank(bank.encoder_id, bank.rows, [take for take in takes if take.video in shown])
+
+
+def similarity_to_clean(bank: FeatureBank, take: Take) -> float:
+    clean = bank.rows[bank.of(take.video, CLEAN)[0].rows_at(take.times_s)]
+    edited = bank.rows[take.first_row : take.first_row + len(take.times_s)]
+    return float((clean * edited).sum(axis=1).mean())
 
 
 def is_held_back(video: str) -> bool:
@@ -154,11 +177,11 @@ def measure(vsal: Vsal, bank: FeatureBank, n_pairs: int = MEASURED_PAIRS, seed: 
             batch = batch_of([replace(pair, live=pair.live[cut:], ref=pair.ref[cut:]) for pair in pairs])
             s = vsal.similarity(batch)
             mask_logits, step_logits = vsal.net(s, batch.inside[:, None].to(s.dtype))
-            counted = batch.counted & (batch.on_path | ~vsal.lookalikes(batch, 0.95))
+            counted = batch.counted & (vsal.trust(batch, 0.0) > 0.5)
             chances.append(torch.softmax(mask_logits, 1)[:, 1][counted].numpy())
             on_path.append(batch.on_path[counted].numpy())
             chosen = step_logits.argmax(1)[..., None]
-            responsible = batch.step.sum(-1) > 0
+            responsible = (batch.step.sum(-1) > 0) & batch.on_path[:, :-1, :-1]
             right += float((batch.step.gather(-1, chosen)[..., 0] > 0)[responsible].sum())
             n_steps += int(responsible.sum())
     vsal.train()
@@ -228,7 +251,7 @@ def train(
     steps_per_epoch = max(1, recipe.pairs_per_epoch // recipe.batch_size)
     n_steps = recipe.epochs * steps_per_epoch
     first = resume(out / "checkpoint.pt", vsal, optimiser, configuration)
-    training, unseen = bank.only(kept), bank.only(held_back)
+    training, unseen = visible(bank.only(kept), recipe.least_similarity), bank.only(held_back)
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     figures: dict[str, float] = {}
@@ -312,7 +335,9 @@ def recipe_from(args: argparse.Namespace) -> Recipe:
         "learning_rate",
         "path_weight",
         "focus",
-        "lookalike",
+        "lookalike_weight",
+        "path_step_weight",
+        "least_similarity",
         "roughness",
         "paper_share",
         "step_weight",
@@ -335,9 +360,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     arg.add_argument("--stop-after", type=int, metavar="STEPS", help="end so early; the same command goes on later")
     arg.add_argument("--processes", type=int, default=1, help="that encode the bank")
     arg.add_argument("--coverage", type=float, default=BankPlan().coverage, help="edited seconds a second of video")
+    arg.add_argument("--least-takes", type=int, default=BankPlan().least_takes, help="edited takes of a short video")
     for name, kind in (("epochs", int), ("pairs-per-epoch", int), ("batch-size", int)):
         arg.add_argument(f"--{name}", type=kind)
-    for name in ("learning-rate", "path-weight", "focus", "lookalike", "roughness", "paper-share", "step-weight"):
+    for name in ("learning-rate", "path-weight", "path-step-weight", "lookalike-weight", "least-similarity", "focus"):
+        arg.add_argument(f"--{name}", type=float)
+    for name in ("roughness", "paper-share", "step-weight"):
         arg.add_argument(f"--{name}", type=float)
     args = arg.parse_args(argv)
 
@@ -353,7 +381,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             videos,
             args.cache or args.out / "bank",
             args.encoder,
-            BankPlan(coverage=args.coverage),
+            BankPlan(coverage=args.coverage, least_takes=args.least_takes),
             n_processes=args.processes,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )

@@ -40,8 +40,8 @@ class BankPlan:
     raw_fps: int = 4  # moments that takes may begin at
     fps: int = 2  # pictures a second in a take, as the paper samples raw video
     window_s: float = 60.0  # an edited take is no longer
-    coverage: float = 2.0  # edited seconds for each second of a long video
-    least_takes: int = 8  # edited takes even of a short one
+    coverage: float = 1.25  # edited seconds for each second of a long video
+    least_takes: int = 5  # edited takes even of a short one
     seed: int = 0
 
     def n_takes(self, duration_s: float) -> int:

@@ -15,8 +15,8 @@ def mask_loss(
 ) -> Tensor:
     """Lm: the mean over a matrix's cells of -log y of the true class, from logits [B, 2, M, N] and R [B, M, N].
 
-    `counted` [B, M, N] leaves cells out of the mean (padding, ties). Beyond the paper: cells in R weigh `path_weight`,
-    and every cell (1 - y)^focus, so that easy background does not drown the path (focal loss).
+    `counted` [B, M, N] leaves cells out of the mean (padding, ties), or counts them in part. Beyond the paper: cells
+    in R weigh `path_weight`, and every cell (1 - y)^focus, so that easy background does not drown the path (focal).
     """
     log_y = F.log_softmax(mask_logits, dim=1)
     log_true = torch.where(on_path, log_y[:, 1], log_y[:, 0])
@@ -29,8 +29,13 @@ def mask_loss(
     return (-(log_true * weight).sum(dim=(1, 2)) / n_cells).mean()
 
 
-def step_loss(step_logits: Tensor, target: Tensor) -> Tensor:
-    """Ls: cross-entropy over Q, divided by the sum of d, from logits [B, 3, M-1, N-1] and d [B, M-1, N-1, 3]."""
+def step_loss(step_logits: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
+    """Ls: cross-entropy over Q, divided by the sum of d, from logits [B, 3, M-1, N-1] and d [B, M-1, N-1, 3].
+
+    Beyond the paper, cells may have a `weight` [B, M-1, N-1].
+    """
+    if weight is not None:
+        target = target * weight[..., None]
     log_z = F.log_softmax(step_logits, dim=1).permute(0, 2, 3, 1)
     total = target.sum(dim=(1, 2, 3))
     per_pair = -(log_z * target).sum(dim=(1, 2, 3)) / total.clamp(min=1e-9)

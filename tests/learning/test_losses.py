@@ -87,3 +87,16 @@ def test_weight_and_focus_shift_attention_to_the_path() -> None:
     assert mask_loss(logits, on_path, focus=2).item() == pytest.approx(
         (12 * -np.log(y0) * (1 - y0) ** 2 + 4 * -np.log(1 - y0) * y0**2) / 16
     )
+
+
+def test_a_step_without_weight_does_not_count() -> None:
+    logits, target = torch.randn(1, 3, 2, 2), torch.zeros(1, 2, 2, 3)
+    target[0, 0, 0, 0] = target[0, 1, 1, 2] = 1
+    weight = torch.tensor([[[1.0, 1.0], [1.0, 0.0]]])
+    first = target.clone()
+    first[0, 1, 1] = 0
+    assert step_loss(logits, target, weight).item() == pytest.approx(step_loss(logits, first).item())
+    # Weighed three to one, the mean leans that far.
+    one, other = step_loss(logits, first).item(), step_loss(logits, target - first).item()
+    weight[0, 0, 0], weight[0, 1, 1] = 3, 1
+    assert step_loss(logits, target, weight).item() == pytest.approx((3 * one + other) / 4)
