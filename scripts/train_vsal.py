@@ -227,6 +227,7 @@ def train(
     with_sequence_encoder: bool = False,
     seed: int = 1,
     stop_after: int | None = None,
+    n_measured: int = MEASURED_PAIRS,
 ) -> dict[str, float]:
     """The figures of the trained networks, which are left in `out`; goes on from a checkpoint that is there.
 
@@ -274,18 +275,18 @@ def train(
             progress.update(bar, completed=step + 1, description=f"mask {mean_lm:.4f} step {mean_ls:.4f}")
             ends_epoch = (step + 1) % steps_per_epoch == 0
             if ends_epoch:
-                figures = measure(vsal, unseen)
+                figures = measure(vsal, unseen, n_measured)
                 line = {"epoch": (step + 1) // steps_per_epoch, "mask_loss": mean_lm, "step_loss": mean_ls} | figures
                 with (out / "log.jsonl").open("a") as log:
                     log.write(json.dumps(line) + "\n")
                 console.print(" ".join(f"{k} {v:.4g}" for k, v in line.items()))
-            stops = stop_after is not None and step + 1 >= first + stop_after
+            stops = stop_after is not None and first + stop_after <= step + 1 < n_steps
             if ends_epoch or stops or (step + 1) % CHECKPOINT_STEPS == 0:
                 checkpoint(out / "checkpoint.pt", vsal, optimiser, configuration, step + 1)
             if stops:
                 return figures
     if not figures:
-        figures = measure(vsal, unseen)
+        figures = measure(vsal, unseen, n_measured)
     save_mask_step(vsal.net, out / "mask_step.safetensors", trained_on=bank.encoder_id, configuration=configuration)
     if vsal.sequence_encoder is not None:
         save_sequence_encoder(vsal.sequence_encoder, out / "sequence_encoder.safetensors", configuration)
