@@ -261,7 +261,7 @@ class _Airing:
                 )
         for view in views:  # too weak for an alert, but a lower threshold would have told it
             if not view.is_open and view.echo_of is None and view.score < self._threshold:
-                self._found.append(_found(self._channel, view))
+                self._found.append(_found(self._channel, self._matcher.refined(view)))
 
 
 def index_of(recordings: Sequence[Recording]) -> ReferenceIndex:
