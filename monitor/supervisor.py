@@ -105,6 +105,7 @@ def _listen(settings: Settings) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((web.host, web.port))
+        listener.listen()  # at once: who is told the address may connect before the server runs
     except OSError as error:
         listener.close()
         raise ConfigError(f"cannot listen on {web.host}:{web.port} ({error.strerror}); set web.port.") from error

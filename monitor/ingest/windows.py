@@ -56,6 +56,13 @@ class FeatureWindow:
         self._seconds.extend(added)
         return added
 
+    def row(self, second: int) -> NDArray[np.float32] | None:
+        """The features of a second that counts and is still at hand."""
+        if not self._seconds:
+            return None
+        at = second - self._seconds[0].second
+        return self._seconds[at].row if 0 <= at < len(self._seconds) and self._seconds[at].counts else None
+
     def since(self, second: int) -> list[LiveSecond]:
         """Every second from this one on that is still in the window."""
         return [live for live in self._seconds if live.second >= second]

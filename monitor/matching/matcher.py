@@ -96,7 +96,7 @@ class Matcher:
         self._readings: list[_Reading] = []
         self._done: dict[ReferenceId, list[tuple[int, range]]] = {}  # closed bands: last final second, columns
         self._rows: dict[ReferenceId, tuple[NDArray[np.float32], NDArray[np.bool_]]] = {}
-        self._stitcher = Stitcher(matching.scoring, lambda reference: self._rows[reference][0])
+        self._stitcher = Stitcher(matching.scoring, lambda reference: self._rows[reference][0], self.window.row)
         self._cuts: list[tuple[_Reading, Cut]] = []
         self._live: LiveSecond | None = None
 

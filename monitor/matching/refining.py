@@ -18,7 +18,7 @@ from monitor.ingest.windows import LiveSecond
 from monitor.matching.stitching import SegmentView
 
 FIT_S = 20  # seconds of either end that a line is fitted to
-REACH_S = 12  # how far a segment may grow beyond its path on either end
+REACH_S = 20  # how far a segment may grow beyond its path on either end
 ASIDE_S = 12  # how far from the path a line is looked for, in reference seconds
 ROUNDS = 2  # the second fits to the seconds that the first found
 MIN_FIT_S = 4  # a shorter segment is left as its path has it

@@ -24,6 +24,8 @@ NEAR_S = 3  # two paths side by side closer than this are one copy
 MIN_MEMBERS = 3  # a shorter path adds nothing to a segment that has a longer one
 MAX_PATHS = 24  # kept apart in one segment; older ones are joined
 BACK_S = 2  # how far a path may step back in the reference and still go on where another stopped
+EXPLAIN_S = 20  # a segment may go on so long after another, as its echo
+AS_WELL = 0.85  # of a segment's own similarity, with which another explains it
 REMEMBER_S = 60  # closed segments are kept so long, to tell echoes
 
 
@@ -34,7 +36,7 @@ class Scoring:
     gamma: float = 100.0
     novelty_floor: float = 0.3  # what a second that brings nothing new still counts; 1 switches evidence off
     join_s: int = 8
-    echo_similarity: float = 0.5  # reference seconds more alike than this mirror each other; above 1 switches it off
+    echo_similarity: float = 0.35  # reference seconds more alike than this mirror each other; above 1 switches it off
 
     def evidence_s(self, paths: Iterable[AlignmentPath]) -> float:
         """Seconds of evidence: the shorter side, with seconds that bring nothing new discounted."""
@@ -75,10 +77,11 @@ class SegmentView:
     echo_of: tuple[int, int] | None = None
 
     def columns(self, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The reference second that the paths give for each stream second."""
+        """The reference second that the paths give for each stream second; beyond their ends, at normal speed."""
         points = sorted({point for path in self.paths for point in (path.first, *path.points, path.last)})
         live, ref = np.array(points).T
-        return np.asarray(np.round(np.interp(seconds, live, ref)), np.int64)
+        before, after = np.minimum(seconds - live[0], 0), np.maximum(seconds - live[-1], 0)
+        return np.asarray(np.round(np.interp(seconds, live, ref) + before + after), np.int64)
 
 
 @dataclass(slots=True)
@@ -127,9 +130,15 @@ def _continues(path: AlignmentPath, old: AlignmentPath, join_s: int) -> bool:
 class Stitcher:
     """The segments of one channel and epoch."""
 
-    def __init__(self, scoring: Scoring, reference_rows: Callable[[ReferenceId], NDArray[np.float32]]) -> None:
+    def __init__(
+        self,
+        scoring: Scoring,
+        reference_rows: Callable[[ReferenceId], NDArray[np.float32]],
+        live_row: Callable[[int], NDArray[np.float32] | None] = lambda second: None,
+    ) -> None:
         self.scoring = scoring
         self._reference_rows = reference_rows
+        self._live_row = live_row  # of a stream second that is still at hand
         self._segments: list[_Segment] = []  # open ones, and closed ones for a while
 
     def push(self, final_s: int, states: list[PathState]) -> list[SegmentView]:
@@ -212,14 +221,44 @@ class Stitcher:
         return view
 
     def _mirrors(self, view: SegmentView, stronger: SegmentView) -> bool:
-        """Whether `view` shows the stream seconds of `stronger` on reference seconds that look the same."""
+        """Whether `stronger`, gone on along its own line, shows what `view` shows, on seconds that look the same."""
         start, end = max(view.live_start_s, stronger.live_start_s), min(view.live_end_s, stronger.live_end_s)
-        if end - start < 0.5 * (view.live_end_s - view.live_start_s):
-            return False
-        seconds = np.arange(int(start), int(end))
         rows = self._reference_rows(view.reference)
-        mine, theirs = rows[view.columns(seconds)], rows[stronger.columns(seconds)]
-        return float(np.einsum("ij,ij->i", mine, theirs).mean()) >= self.scoring.echo_similarity
+        if end - start >= 0.5 * (view.live_end_s - view.live_start_s):
+            seconds = np.arange(int(start), int(end))
+        elif start - end <= EXPLAIN_S and self._explains(stronger, view, rows):
+            seconds = np.arange(int(view.live_start_s), int(view.live_end_s))
+        else:
+            return False
+        theirs = stronger.columns(seconds)
+        inside = (theirs >= 0) & (theirs < len(rows))
+        if not inside.any():
+            return False
+        alike = np.einsum("ij,ij->i", rows[view.columns(seconds)[inside]], rows[theirs[inside]])
+        return float(alike.mean()) >= self.scoring.echo_similarity
+
+    def _explains(self, stronger: SegmentView, view: SegmentView, rows: NDArray[np.float32]) -> bool:
+        """Whether the seconds of `view` match about as well where `stronger` would be by then."""
+        seen = {
+            s: row
+            for s in range(int(view.live_start_s), int(view.live_end_s))
+            if (row := self._live_row(s)) is not None
+        }
+        if not seen:
+            return False
+        seconds = np.array(list(seen), np.int64)
+        lives = np.stack(list(seen.values()))
+        own = _along(lives, rows, view.columns(seconds))
+        by_then = stronger.columns(seconds)
+        theirs = max(_along(lives, rows, by_then + aside) for aside in range(-NEAR_S, NEAR_S + 1))
+        return theirs >= AS_WELL * own
+
+
+def _along(lives: NDArray[np.float32], rows: NDArray[np.float32], columns: NDArray[np.int64]) -> float:
+    """Mean similarity of these stream seconds to these reference seconds; 0 beyond the reference."""
+    inside = (columns >= 0) & (columns < len(rows))
+    found = np.einsum("ij,ij->i", lives, rows[np.clip(columns, 0, len(rows) - 1)])
+    return float(np.where(inside, found, 0.0).mean())
 
 
 def _strongest(paths: list[AlignmentPath]) -> list[AlignmentPath]:

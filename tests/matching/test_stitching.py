@@ -99,6 +99,22 @@ def test_a_static_shot_mirrored_elsewhere_in_the_reference_is_an_echo() -> None:
     assert all(view.echo_of is None for view in segments([path(10, 50, 20, 0.8), path(10, 200, 20, 0.6)]))
 
 
+def test_what_another_segment_explains_on_its_own_line_is_its_echo() -> None:
+    # A still shot, live 10..40 from 50 on; the path was lost at 30 and found again ten seconds off.
+    rows = distinct()
+    rows[50:100] = rows[50] + 0.3 * rows[50:100]
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    stitcher = Stitcher(Scoring(), lambda reference: rows, lambda second: rows[40 + second])
+    first, again = path(10, 50, 20, 0.8), path(33, 83, 8, 0.6)
+    stitcher.push(31, [PathState(FILM, first, first, False)])
+    views = {view.start: view for view in stitcher.push(41, [PathState(FILM, again, again, True)])}
+    views |= {view.start: view for view in stitcher.finish()}
+    assert views[again.start].echo_of == first.start
+    other = Stitcher(Scoring(), lambda reference: distinct(), lambda second: distinct()[50 + second])
+    other.push(31, [PathState(FILM, first, first, False)])
+    assert all(view.echo_of is None for view in other.push(41, [PathState(FILM, again, again, True)]))
+
+
 def test_a_still_picture_is_discounted() -> None:
     moving = path(10, 50, 5)
     still = AlignmentPath(
