@@ -71,8 +71,11 @@ def predict(
             s[:n, 0] = torch.from_numpy(np.ascontiguousarray(tiles[first : first + n]))
             within[:n, 0] = torch.from_numpy(inside[first : first + n].astype(np.float32))
             mask_logits, step_logits = net(s, within)
-            foreground = torch.sigmoid(mask_logits[:, 1] - mask_logits[:, 0]) * within[:, 0]  # softmax of two classes
-            mask[first : first + n] = foreground[:n].numpy()
+            odds = mask_logits[:, 1] - mask_logits[:, 0]
+            for k in range(n):
+                # Softmax of two classes. Tile by tile, since the last few numbers of an array are computed by other
+                # instructions than the rest, with other last bits: which they are must not depend on the company.
+                mask[first + k] = (torch.sigmoid(odds[k].clone()) * within[k, 0]).numpy()
             step[first : first + n] = step_logits.argmax(dim=1)[:n].to(torch.uint8).numpy()
     return mask, step
 
