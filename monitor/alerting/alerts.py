@@ -17,6 +17,9 @@ from reference_db.catalog import Reference, ReferenceId
 
 STARTED, UPDATED, ENDED, RETRACTED = "alert.started", "alert.updated", "alert.ended", "alert.retracted"
 
+SAME = 0.5  # of both time lines that two alerts must share to be one copy
+REMEMBER_S = 60  # for so long an ended alert keeps others from telling the same
+
 
 @dataclass(frozen=True, slots=True)
 class Gap:
@@ -76,6 +79,11 @@ def alert_id_of(epoch: ChannelEpoch, view: SegmentView) -> str:
     return hashlib.sha256(name.encode()).hexdigest()[:24]
 
 
+def _shared(a_start: float, a_end: float, b_start: float, b_end: float) -> float:
+    """The share of the shorter span that both have."""
+    return (min(a_end, b_end) - max(a_start, b_start)) / min(a_end - a_start, b_end - b_start)
+
+
 class AlertBook:
     """The alerts of one channel epoch."""
 
@@ -95,6 +103,7 @@ class AlertBook:
         self._reference = reference
         self._refined = refined  # asked for what is told only
         self._told: dict[str, _Told] = {}
+        self._ended: list[tuple[int, SegmentView]] = []  # when, and what was claimed; kept for a while
 
     @property
     def n_open(self) -> int:
@@ -102,13 +111,32 @@ class AlertBook:
 
     def apply(self, now_s: int, views: list[SegmentView], gaps: list[Gap]) -> list[Alert]:
         """The news of stream second `now_s`. `views` has every open segment and those that closed now."""
+        self._ended = [(second, view) for second, view in self._ended if now_s - second <= REMEMBER_S]
         news = []
         for view in views:
             alert_id = alert_id_of(self.epoch, view)
             type_ = self._type(view, self._told.get(alert_id), now_s)
-            if type_ is not None:
-                news.append(self._tell(type_, alert_id, view, now_s, gaps))
+            if type_ is None:
+                continue
+            refined = self._refined(view)
+            if type_ in (STARTED, ENDED) and self._is_told_already(alert_id, refined):
+                if alert_id not in self._told:
+                    continue
+                type_ = RETRACTED
+            news.append(self._tell(type_, alert_id, refined, now_s, gaps))
         return news
+
+    def _is_told_already(self, alert_id: str, view: SegmentView) -> bool:
+        """Whether a stronger alert that is open or ended just now claims the same seconds of both sides."""
+        others = [told.last_view for other, told in self._told.items() if other != alert_id]
+        others += [ended for _, ended in self._ended]
+        return any(
+            other.reference == view.reference
+            and other.total_weight >= view.total_weight
+            and _shared(other.live_start_s, other.live_end_s, view.live_start_s, view.live_end_s) > SAME
+            and _shared(other.ref_start_s, other.ref_end_s, view.ref_start_s, view.ref_end_s) > SAME
+            for other in others
+        )
 
     def _type(self, view: SegmentView, told: _Told | None, now_s: int) -> str | None:
         """What there is to tell of a segment, if anything."""
@@ -124,10 +152,12 @@ class AlertBook:
 
     def _tell(self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> Alert:
         told = self._told.get(alert_id) or _Told(now_s, 0, now_s, view)
-        alert = self._alert(type_, alert_id, told, self._refined(view), gaps)
+        alert = self._alert(type_, alert_id, told, view, gaps)
         self._told[alert_id] = _Told(told.detected_at, told.seq + 1, now_s, view)
         if type_ in (ENDED, RETRACTED):
             del self._told[alert_id]
+        if type_ == ENDED:
+            self._ended.append((now_s, view))
         return alert
 
     def _alert(self, type_: str, alert_id: str, told: _Told, view: SegmentView, gaps: list[Gap]) -> Alert:

@@ -26,6 +26,7 @@ MIN_SEEN = 0.6  # of those seconds that must have been seen
 SPEEDS = (1.0, 0.5, 0.57, 0.67, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.18, 1.25, 1.33, 1.5, 1.75, 2.0)
 ONLY_NORMAL_S = 8  # below so many seconds other speeds cannot be told from chance
 OTHER_SPEED = 0.01  # of similarity, that another speed than normal must win by
+HALF = 0.002  # of similarity, half of which an offset between two seconds must win by
 PATH_WINS = 0.08  # of similarity, by which a path must beat the line to be believed: a cut or a freeze is no line
 BORDER = 0.5  # of the similarity within a copy: what is below lies outside it
 
@@ -90,7 +91,7 @@ class _Sides:
         lines = []
         for speed in SPEEDS if len(seen) >= ONLY_NORMAL_S else SPEEDS[:1]:
             columns = np.floor(offsets[:, None] + speed * (seen - seconds.start) + 0.5).astype(np.int64) - first
-            means = _along(cells, columns).mean(axis=1)
+            means = _along(cells, columns).mean(axis=1) - HALF * (offsets % 1)  # a tie goes to the whole second
             top, handicap = int(means.argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
             lines.append(_Line(seconds.start, float(offsets[top]), speed, float(means[top]) - handicap))
         best = max(lines, key=lambda line: line.similarity)

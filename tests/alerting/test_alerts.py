@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from monitor.alerting.alerts import Alert, AlertBook, Gap
+from monitor.alerting.alerts import Alert, AlertBook, Gap, alert_id_of
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.stitching import SegmentView
 from reference_db.catalog import Reference, ReferenceId
@@ -82,6 +82,19 @@ def test_an_echo_is_not_told_and_one_that_was_is_retracted() -> None:
     (started,) = told.apply(21, [view(21, 0.9)], [])
     (last,) = told.apply(40, [view(30, 0.9, is_open=False, echo=True)], [])
     assert (started.type, last.type, last.id) == ("alert.started", "alert.retracted", started.id)
+
+
+def test_one_copy_in_two_segments_is_told_once() -> None:
+    told = book()
+    first = replace(view(30, 0.9), total_weight=9.0)
+    twin = replace(view(29, 0.8), start=(15, 44), total_weight=4.0)
+    elsewhere = replace(view(29, 0.8), start=(15, 70), ref_start_s=70, ref_end_s=87, total_weight=4.0)
+    assert [alert.id for alert in told.apply(30, [first], [])] == [alert_id_of(EPOCH, first)]
+    assert [alert.id for alert in told.apply(31, [twin, elsewhere], [])] == [alert_id_of(EPOCH, elsewhere)]
+    (ended,) = told.apply(40, [replace(first, is_open=False)], [])
+    assert ended.type == "alert.ended"
+    assert told.apply(41, [replace(twin, is_open=False)], []) == []
+    assert len(told.apply(200, [replace(twin, is_open=False)], [])) == 1  # long after, it is news
 
 
 def test_ids_depend_on_channel_epoch_reference_and_start_cell_alone() -> None:
