@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -157,11 +158,12 @@ async def _match(
     """What broke the source, if anything did; what was seen until then is matched to its end all the same."""
     newest, error = 0, None
     try:
-        async for samples in source.samples():
-            rows = await compute.run("encode", compute.models.encode, [sample.frame for sample in samples])
-            for outcome in await compute.run("match", watch.push, samples, rows):
-                newest = outcome.second
-                await outcomes.put(outcome)
+        async with aclosing(source.samples()) as lists:  # its thread has ended when the source is opened again
+            async for samples in lists:
+                rows = await compute.run("encode", compute.models.encode, [sample.frame for sample in samples])
+                for outcome in await compute.run("match", watch.push, samples, rows):
+                    newest = outcome.second
+                    await outcomes.put(outcome)
     except (MonitorError, CatalogError) as broken:
         error = broken
     last = await compute.run("match", watch.finish)

@@ -6,16 +6,16 @@ clock was broken. A stream that cannot wait drops inside the buffer, and each dr
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import random
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import UTC, datetime
 
 from monitor.ingest.clock import ChannelEpoch, StreamClock
-from monitor.ingest.sources import Sample, SampleBuffer
+from monitor.ingest.sources import Sample, SampleBuffer, read_in_thread
 from monitor.metrics import Metrics
 from monitor.settings import ChannelSettings
 from reference_db.decoding import DecodingChild
@@ -34,34 +34,36 @@ class LiveSource:
         self.state = "starting"
         self._settings = settings
         self._metrics = metrics
-        self._closed = threading.Event()
+        self._closed = False
+        self._halted = threading.Event()  # nobody reads now
         self._child: DecodingChild | None = None
         self._clock = StreamClock(settings.name)
         self._newest: tuple[ChannelEpoch, int] | None = None
         self._gap_reason = "unseen"
 
-    async def samples(self) -> AsyncIterator[list[Sample]]:
+    async def samples(self) -> AsyncGenerator[list[Sample], None]:
+        """Ends when the source is closed; may be asked for again after its reader failed."""
+        if not self._closed:
+            self._halted.clear()
         buffer = SampleBuffer(wait=False, on_drop=self._dropped)
-        thread = threading.Thread(target=self._read, args=(buffer,), name=f"live-{self.channel}", daemon=True)
-        thread.start()
-        try:
-            while samples := await buffer.take():
+        async with aclosing(read_in_thread(buffer, self._read, self._halt, f"live-{self.channel}")) as lists:
+            async for samples in lists:
                 yield samples
-        finally:
-            buffer.end()
-            await self.close()
-            await asyncio.to_thread(thread.join)
 
     async def close(self) -> None:
-        self._closed.set()
+        self._closed = True
+        self._halt()
+
+    def _halt(self) -> None:
+        self._halted.set()
         if self._child is not None:
             self._child.kill()
 
     def _read(self, buffer: SampleBuffer) -> None:
-        """The reading thread: one child after another until closed."""
+        """The reading thread: one child after another until halted."""
         retry_s = FIRST_RETRY_S
         try:
-            while not self._closed.is_set():
+            while not self._halted.is_set():
                 reason = "ended"
                 try:
                     if self._read_once(buffer):
@@ -72,7 +74,7 @@ class LiveSource:
                 self._metrics.channel_up.labels(self.channel).set(0)
                 self.state = reason
                 self._gap_reason = "reconnect"
-                if self._closed.wait(retry_s * random.uniform(0.8, 1.2)):
+                if self._halted.wait(retry_s * random.uniform(0.8, 1.2)):
                     break
                 self._metrics.reconnects.labels(self.channel, reason).inc()
                 retry_s = min(2 * retry_s, LAST_RETRY_S)
@@ -84,7 +86,7 @@ class LiveSource:
         """One connection, to its end. True if it brought a picture."""
         came = False
         with DecodingChild(self._settings.url, live=True, mode=self._settings.mode) as self._child:
-            if self._closed.is_set():
+            if self._halted.is_set():
                 return came
             for frame in self._child.frames():
                 if not came:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,7 +39,7 @@ class Source(Protocol):
 
     channel: str
 
-    def samples(self) -> AsyncIterator[list[Sample]]:
+    def samples(self) -> AsyncGenerator[list[Sample], None]:
         """Everything that has arrived since the last list, oldest first; ends with the stream."""
         ...
 
@@ -109,6 +110,21 @@ class SampleBuffer:
             return  # the loop is closed: nobody waits
 
 
+async def read_in_thread(
+    buffer: SampleBuffer, read: Callable[[SampleBuffer], None], halt: Callable[[], None], name: str
+) -> AsyncGenerator[list[Sample], None]:
+    """What `read` puts into the buffer from a thread of its own; leaving early ends the thread by `halt`."""
+    thread = threading.Thread(target=read, args=(buffer,), name=name, daemon=True)
+    thread.start()
+    try:
+        while samples := await buffer.take():
+            yield samples
+    finally:
+        buffer.end()
+        halt()
+        await asyncio.to_thread(thread.join)
+
+
 class FileSource:
     """A video file as a channel, read as fast as the pipeline takes it; its seconds are the file's own."""
 
@@ -119,22 +135,18 @@ class FileSource:
         self._child: DecodingChild | None = None
         self._closed = False
 
-    async def samples(self) -> AsyncIterator[list[Sample]]:
+    async def samples(self) -> AsyncGenerator[list[Sample], None]:
         """Raises MediaError where the file cannot be read."""
-        buffer = SampleBuffer(wait=True)
-        thread = threading.Thread(target=self._read, args=(buffer,), name=f"decode-{self.channel}", daemon=True)
-        thread.start()
-        try:
-            while samples := await buffer.take():
+        name = f"decode-{self.channel}"
+        async with aclosing(read_in_thread(SampleBuffer(wait=True), self._read, self._halt, name)) as lists:
+            async for samples in lists:
                 yield samples
-        finally:
-            buffer.end()
-            if self._child is not None:
-                self._child.kill()
-            await asyncio.to_thread(thread.join)
 
     async def close(self) -> None:
         self._closed = True
+        self._halt()
+
+    def _halt(self) -> None:
         if self._child is not None:
             self._child.kill()
 

@@ -1,0 +1,54 @@
+"""A network stream, read from a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from monitor.ingest.live import LiveSource
+from monitor.metrics import Metrics
+from monitor.settings import ChannelSettings
+from tests.media import write_film
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    write_film(tmp_path / "air.ts", 1, 16)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/air.ts"
+    server.shutdown()
+    server.server_close()
+
+
+async def seconds_until(source: LiveSource, last: int) -> list[int]:
+    """Reads until this second of the stream, then leaves as a pipeline that failed would."""
+    seen: list[int] = []
+    async with aclosing(source.samples()) as lists:
+        async for samples in lists:
+            seen += [sample.second for sample in samples]
+            if seen[-1] >= last:
+                break
+    return seen
+
+
+def test_a_source_whose_reader_failed_is_read_again_and_ends_when_closed(address: str) -> None:
+    source = LiveSource(ChannelSettings(name="ch", url=address, mode="exact"), Metrics(CollectorRegistry()))
+
+    async def twice() -> tuple[list[int], list[int], list[int]]:
+        first, again = await seconds_until(source, 14), await seconds_until(source, 14)
+        await source.close()
+        return first, again, await seconds_until(source, 14)
+
+    first, again, after_close = asyncio.run(twice())
+    assert set(range(3, 14)) <= set(first)
+    assert set(range(3, 14)) <= set(again)
+    assert after_close == []
