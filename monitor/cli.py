@@ -256,7 +256,8 @@ def refs_rm(
     with Catalog.open(_settings(context, config_file, data_dir).data_dir, write=True) as catalog:
         for reference_id in reference_ids:
             try:
-                typer.echo(f"removed: {catalog.remove(ReferenceId(reference_id)).id}")
+                catalog.remove(ReferenceId(reference_id))
+                typer.echo(f"removed: {reference_id}")
             except CatalogError as error:
                 _complain(error)
                 n_failed += 1

@@ -115,6 +115,8 @@ def _listen(settings: Settings) -> socket.socket:
 def _build(settings: Settings, encoder_id: str, metrics: Metrics) -> ReferenceIndex:
     with Catalog.open(settings.data_dir) as catalog:
         index = ReferenceIndex.build(catalog, encoder_id)
+    for id, what in index.damaged.items():
+        logger.error("reference %s is not searched: %s; run `copywatch refs verify`", id, what)
     metrics.references.set(len(index.references))
     metrics.reference_seconds.set(sum(reference.n_seconds for reference in index.references))
     metrics.index_generation.set(index.generation)

@@ -4,9 +4,11 @@ CatalogError
 ├── MediaError         a file or stream that cannot be decoded
 ├── EncoderMismatch    features made by another encoder
 ├── DamagedReference   bytes on disk are not those that were written
+├── NotAReference      a file to import that is no export, or not a whole one
 ├── ReferenceExists    the id is taken by other content
 ├── UnknownReference   no reference has this id
-└── CatalogLocked      another process is writing to this directory
+└── StorageError       the library as a whole cannot be used: disk, permissions, catalogue
+    └── CatalogLocked  another process is writing to this directory
 """
 
 
@@ -23,7 +25,16 @@ class EncoderMismatch(CatalogError):
 
 
 class DamagedReference(CatalogError):
-    """Bytes on disk are not those that were written."""
+    """Bytes on disk are not those that were written; `what` says which."""
+
+    def __init__(self, id: str, what: str) -> None:
+        self.what = what
+        again = f"run `copywatch refs add FILE` with its video again, or `copywatch refs rm {id}`"
+        super().__init__(f"Reference {id} is damaged: {what}; {again}.")
+
+
+class NotAReference(CatalogError):
+    """A file to import that is no export of Copywatch, or not a whole one."""
 
 
 class ReferenceExists(CatalogError):
@@ -34,5 +45,9 @@ class UnknownReference(CatalogError):
     """No reference has this id."""
 
 
-class CatalogLocked(CatalogError):
+class StorageError(CatalogError):
+    """The library as a whole cannot be used; going on to the next video would fail alike."""
+
+
+class CatalogLocked(StorageError):
     """Another process is writing to this directory."""

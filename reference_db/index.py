@@ -5,7 +5,7 @@ always be built again from the catalogue, and a generation never changes once it
 depend on the rows searched with it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_db.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId
-from reference_db.errors import EncoderMismatch, UnknownReference
+from reference_db.errors import DamagedReference, EncoderMismatch, UnknownReference
 
 NAMED = 5  # how many references a message names before it only counts
 
@@ -31,7 +31,13 @@ class Hits:
 class ReferenceIndex:
     """All references of one generation; made by `build` or `from_features`, then read-only and safe in any thread."""
 
-    def __init__(self, pairs: Sequence[tuple[Reference, ReferenceFeatures]], generation: int) -> None:
+    def __init__(
+        self,
+        pairs: Sequence[tuple[Reference, ReferenceFeatures]],
+        generation: int,
+        damaged: Mapping[ReferenceId, str] | None = None,
+    ) -> None:
+        self.damaged = dict(damaged or {})  # references that are left out, each with what is wrong
         self.references = tuple(reference for reference, _ in pairs)
         self.generation = generation
         self._features = tuple(features for _, features in pairs)
@@ -46,9 +52,12 @@ class ReferenceIndex:
 
     @classmethod
     def build(cls, catalog: Catalog, encoder_id: str) -> "ReferenceIndex":
-        """The catalogue's references as they are now; EncoderMismatch where another encoder made some of them."""
-        generation = catalog.generation()  # read first: a change while we load is then seen as news, not missed
-        references = catalog.references()
+        """The catalogue's references as they are now; EncoderMismatch where another encoder made some of them.
+
+        A damaged one is left out and named in `damaged`.
+        """
+        contents = catalog.contents()
+        references, damaged = contents.references, dict(contents.damaged)
         foreign = [reference.id for reference in references if reference.encoder_id != encoder_id]
         if foreign:
             names = ", ".join(foreign[:NAMED]) + (f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else "")
@@ -62,7 +71,9 @@ class ReferenceIndex:
                 pairs.append((reference, catalog.features(reference.id)))
             except UnknownReference:
                 continue  # removed while we were loading
-        return cls(pairs, generation)
+            except DamagedReference as error:
+                damaged[reference.id] = error.what
+        return cls(pairs, contents.generation, damaged)
 
     @classmethod
     def from_features(

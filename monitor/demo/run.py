@@ -7,6 +7,7 @@ folder `demo` of the data folder; the user's own library is not touched.
 import asyncio
 import hashlib
 import re
+import shutil
 import time
 import urllib.error
 import urllib.request
@@ -83,7 +84,8 @@ def run_demo(settings: Settings, *, fast: bool, leave: bool) -> bool:
         task = bar.add_task("rendering")
         media = make_media(home, lambda done, total: bar.update(task, completed=done, total=total))
     say("[2/4] registering the films", markup=False)
-    library, alerts = home / "library", home / "alerts.jsonl"
+    shutil.rmtree(home / "library", ignore_errors=True)  # in the catalogue's first format
+    library, alerts = home / "library-2", home / "alerts.jsonl"
     alerts.unlink(missing_ok=True)  # those of an earlier demo
     _register(settings, library, media)
     watching = settings.model_copy(

@@ -8,12 +8,13 @@ import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import apsw
 import numpy as np
 import pytest
 
-from reference_db.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId, check_id
+from reference_db.catalog import Catalog, Contents, Reference, ReferenceFeatures, ReferenceId, check_id
 from reference_db.errors import (
     CatalogError,
     CatalogLocked,
@@ -43,7 +44,8 @@ def test_what_is_added_is_there_for_the_next_to_open(tmp_path: Path) -> None:
         stored = catalog.add(some_reference(), features, [b"jpeg %d" % s if s != 3 else b"" for s in range(10)])
     with Catalog.open(tmp_path) as catalog:
         assert catalog.references() == (stored,)
-        assert catalog.get(FILM) == stored == replace(some_reference(), features_sha256=stored.features_sha256)
+        assert catalog.get(FILM) == stored
+        assert replace(stored, features_sha256="", thumbnails_sha256="") == some_reference()
         assert catalog.by_content("c" * 64) == stored
         assert catalog.by_content("d" * 64) is None
         loaded = catalog.features(FILM)
@@ -60,7 +62,7 @@ def test_references_are_sorted_and_counted_by_generation(tmp_path: Path) -> None
         catalog.add(some_reference(FILM), some_features(10))
         assert [reference.id for reference in catalog.references()] == [FILM, NEWS]
         assert catalog.generation() == 2
-        assert catalog.remove(NEWS).id == NEWS
+        catalog.remove(NEWS)
         assert catalog.generation() == 3
         assert [reference.id for reference in catalog.references()] == [FILM]
         assert catalog.thumbnail(FILM, 0) is None
@@ -164,7 +166,9 @@ def test_every_damaged_byte_of_a_feature_file_is_found(tmp_path: Path) -> None:
         size = path.stat().st_size
         for at in np.random.default_rng(0).integers(0, size, 40):
             flip(path, int(at))
-            with pytest.raises(DamagedReference, match=r"film-1 is damaged.*copywatch refs rm film-1"):
+            with pytest.raises(
+                DamagedReference, match=r"film-1 is damaged.*copywatch refs add FILE.*copywatch refs rm film-1"
+            ):
                 catalog.features(FILM)
             flip(path, int(at))
         catalog.features(FILM)
@@ -174,7 +178,8 @@ def test_every_damaged_byte_of_a_feature_file_is_found(tmp_path: Path) -> None:
         path.unlink()
         with pytest.raises(DamagedReference, match="cannot be read"):
             catalog.features(FILM)
-        assert catalog.remove(FILM).id == FILM
+        catalog.remove(FILM)
+        assert catalog.contents() == Contents(2, (), {}, None)
 
 
 def test_every_damaged_byte_of_a_thumbnail_is_found(tmp_path: Path) -> None:
@@ -193,20 +198,123 @@ def test_every_damaged_byte_of_a_thumbnail_is_found(tmp_path: Path) -> None:
             flip(path, at)
 
 
-def test_a_damaged_row_is_found(tmp_path: Path) -> None:
+def edit(data_dir: Path, *statements: str) -> None:
+    """Changes the catalogue behind our back, as a bad disk would."""
+    connection = apsw.Connection(str(data_dir / "catalog.sqlite"))
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_a_damaged_row_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
     with Catalog.open(tmp_path, write=True) as catalog:
         catalog.add(some_reference(), some_features(10))
-    with sqlite3.connect(tmp_path / "catalog.sqlite") as connection:
-        connection.execute("UPDATE reference SET owner = 'Somebody else'")
-    connection.close()
+        news = catalog.add(some_reference(NEWS), some_features(10, seed=1))
+    edit(tmp_path, "UPDATE reference SET record = replace(record, 'Owner', 'Thief') WHERE id = 'film-1'")
     with Catalog.open(tmp_path, write=True) as catalog:
-        with pytest.raises(DamagedReference, match="row in the catalogue"):
-            catalog.references()
-        with pytest.raises(DamagedReference):
-            catalog.features(FILM)
-        assert len(list((tmp_path / "features").iterdir())) == 1  # nothing is cleared away in doubt
+        assert catalog.references() == (news,)
+        contents = catalog.contents()
+        assert contents.damaged == {FILM: "its row in the catalogue has changed on disk"}
+        assert contents.problem is None  # none beyond that
+        for ask in (catalog.get, catalog.features):
+            with pytest.raises(DamagedReference, match="row in the catalogue"):
+                ask(FILM)
+        assert len(list((tmp_path / "features").iterdir())) == 2  # nothing is cleared away in doubt
         catalog.remove(FILM)
-        assert catalog.references() == ()
+        assert catalog.contents() == Contents(3, (news,), {}, None)
+        assert len(list((tmp_path / "features").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("DELETE FROM reference WHERE id = 'film-1'", "1 of 2 rows are gone"),
+        ("DELETE FROM reference", "2 of 2 rows are gone"),
+        ("UPDATE library SET n_rows = 1", "the tally of its rows has changed on disk"),
+        ("UPDATE library SET generation = 7", "the tally of its rows has changed on disk"),
+        ("DELETE FROM library", "the tally of its rows has changed on disk"),
+        ("INSERT INTO library SELECT * FROM library", "the tally of its rows has changed on disk"),
+        ("INSERT INTO quarantine VALUES ('news', 'x', 'y')", "rows have changed on disk"),
+    ],
+)
+def test_rows_that_are_gone_are_missed(tmp_path: Path, damage: str, problem: str) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+        catalog.add(some_reference(NEWS), some_features(10, seed=1))
+    edit(tmp_path, damage)
+    with Catalog.open(tmp_path) as catalog:
+        assert catalog.contents().problem == problem
+    with Catalog.open(tmp_path, write=True) as catalog:
+        assert len(catalog.files()) == 2  # nothing is cleared away in doubt
+        assert catalog.contents().problem == problem
+
+
+def test_a_row_that_is_gone_is_missed_after_further_changes_too(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+    edit(tmp_path, "DELETE FROM reference")
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(NEWS), some_features(10))
+        catalog.remove(NEWS)
+        assert catalog.contents().problem == "1 of 1 rows are gone"
+
+
+def test_the_quarantined_are_kept_out_until_they_are_whole_or_gone(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        film = catalog.add(some_reference(), some_features(10))
+        news = catalog.add(some_reference(NEWS), some_features(10, seed=1))
+        catalog.quarantine({FILM: "its feature file has changed on disk"})
+        assert catalog.contents() == Contents(3, (news,), {FILM: "its feature file has changed on disk"}, None)
+        catalog.quarantine({FILM: "its feature file has changed on disk"})
+        assert catalog.generation() == 3  # nothing new
+        catalog.quarantine({})
+        assert catalog.contents() == Contents(4, (film, news), {}, None)
+        catalog.quarantine({FILM: "x", NEWS: "y"})
+        catalog.remove(FILM)
+        assert catalog.contents() == Contents(6, (), {NEWS: "y"}, None)
+        news = catalog.replace(some_reference(NEWS), some_features(10, seed=2))
+        assert catalog.contents() == Contents(7, (news,), {}, None)
+
+
+def test_a_reference_is_replaced_in_one_step(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10), [b"old"] * 10)
+        stored = catalog.replace(replace(some_reference(), title="New"), some_features(10, seed=1), [b"new"] * 10)
+        assert catalog.contents() == Contents(2, (stored,), {}, None)
+        assert catalog.thumbnail(FILM, 3) == b"new"
+        assert len(catalog.files()) == 2
+        again = catalog.replace(replace(some_reference(), title="New"), some_features(10, seed=1), [b"new"] * 10)
+        assert again == stored
+        assert np.array_equal(catalog.features(FILM).rows, some_features(10, seed=1).rows)  # its files are the same
+        with pytest.raises(UnknownReference):
+            catalog.replace(some_reference(NEWS), some_features(10))
+
+
+def test_the_log_is_empty_after_every_change(tmp_path: Path) -> None:
+    """SQLite takes a damaged log for one that was never finished, so nothing that counts may rest in it."""
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+        assert (tmp_path / "catalog.sqlite-wal").stat().st_size == 0
+        catalog.remove(FILM)
+        assert (tmp_path / "catalog.sqlite-wal").stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"title": "two\nlines"},
+        {"title": "x" * 1001},
+        {"owner": "\x1b[31m"},
+        {"tags": {"a": "\ud800"}},
+        {"tags": {"\u202e": "x"}},
+        {"tags": {str(n): "" for n in range(101)}},
+    ],
+)
+def test_words_that_could_not_be_shown_are_refused(tmp_path: Path, words: dict[str, Any]) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        with pytest.raises(CatalogError, match=r"can be kept|cannot be kept"):
+            catalog.add(replace(some_reference(), **words), some_features(10))
+        assert catalog.files() == []
 
 
 def test_a_damaged_catalogue_says_so(tmp_path: Path) -> None:
@@ -230,6 +338,25 @@ def test_a_library_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         catalog.references()
 
 
+def test_a_library_of_the_first_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    edit(tmp_path, "CREATE TABLE reference (id TEXT)", "PRAGMA user_version = 1")
+    with pytest.raises(CatalogError, match="older Copywatch"):
+        Catalog.open(tmp_path, write=True)
+
+
+@pytest.mark.parametrize(
+    "damage", ["PRAGMA user_version = 0", "DROP INDEX reference_by_content", "ALTER TABLE quarantine RENAME id TO ie"]
+)
+def test_a_catalogue_with_other_tables_is_not_taken_for_an_empty_one(tmp_path: Path, damage: str) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+    edit(tmp_path, damage)
+    with pytest.raises(CatalogError, match=r"is damaged; run `copywatch refs verify --repair`"):
+        Catalog.open(tmp_path, write=True)
+    with Catalog.open(tmp_path) as catalog, pytest.raises(CatalogError, match="is damaged"):
+        catalog.references()
+
+
 def test_a_full_disk_says_so_and_leaves_the_library_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
@@ -248,6 +375,7 @@ def test_a_full_disk_says_so_and_leaves_the_library_as_it_was(tmp_path: Path, mo
 DYING_WRITERS = """
 import itertools, os, signal, sys
 from pathlib import Path
+from typing import Any
 from reference_db.catalog import Catalog
 from tests.reference_db.test_catalog import FILM, NEWS, some_features, some_reference
 
