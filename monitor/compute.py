@@ -1,7 +1,9 @@
 """The only door from the event loop to computing: encoder, network and index run in one worker thread.
 
-The loop must stay free (heartbeats and HTTP share it), and one thread in order is what keeps results the same
-from run to run.
+The loop must stay free: heartbeats and HTTP share it. Each channel hands in one second at a time by a lane of its
+own. The thread works in turns: a turn takes the seconds that wait, at most one of each channel and the oldest first,
+encodes their pictures together, then leads their thoughts side by side, so that all tiles go through the network
+together. A channel that is behind thus waits for itself only, and what comes out for one does not depend on the rest.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import faiss
 import numpy as np
@@ -29,6 +33,10 @@ from reference_db.frames import Frame
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+TURN = 8  # seconds of a turn at most: the first of them waits for the last
+Encoded: TypeAlias = tuple[NDArray[np.float32], bool]  # feature row, and whether the picture carries information
+Thought: TypeAlias = Generator[list[SimilarityTile], list[TileMaps], T]  # gives tiles, is sent their maps, returns
 
 
 class Models:
@@ -48,7 +56,7 @@ class Models:
         mask, step = predict(self.net, cells, inside)
         return [TileMaps(mask[n], step[n]) for n in range(len(tiles))]
 
-    def encode(self, frames: list[Frame]) -> list[tuple[NDArray[np.float32], bool]]:
+    def encode(self, frames: list[Frame]) -> list[Encoded]:
         """Feature row of each frame and whether it carries information; a held picture is encoded once."""
         places: dict[int, int] = {}
         pictures: list[NDArray[np.uint8]] = []
@@ -75,6 +83,69 @@ def load_models(settings: Settings, mask_step: Path | None = None) -> Models:
     return Models(encoder, net)
 
 
+def thought_through(models: Models, thought: Thought[T]) -> T:
+    """What the thought comes to, led by itself."""
+    try:
+        tiles = next(thought)
+        while True:
+            tiles = thought.send(models.read(tiles))
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True, eq=False)
+class _Second:
+    """One second of one channel on its way through a turn."""
+
+    lane: Lane
+    frame: Frame
+    think: Callable[[NDArray[np.float32], bool], Thought[Any]]
+    done: asyncio.Future[Any]
+    thought: Thought[Any] | None = None
+    tiles: list[SimilarityTile] = field(default_factory=list)
+    outcome: Any = None
+    error: Exception | None = None
+
+    def begin(self, encoded: Encoded) -> None:
+        self.thought = self.think(*encoded)
+        self._go_on(lambda thought: next(thought))
+
+    def go_on(self, maps: list[TileMaps]) -> None:
+        self._go_on(lambda thought: thought.send(maps))
+
+    def _go_on(self, step: Callable[[Thought[Any]], list[SimilarityTile]]) -> None:
+        assert self.thought is not None
+        try:
+            self.tiles = step(self.thought)
+        except StopIteration as end:
+            self.outcome, self.thought = end.value, None
+        except Exception as error:  # it is this channel's own; those beside it go on
+            self.error, self.thought = error, None
+
+    def settle(self) -> None:
+        """Tells who waits, in the loop."""
+        if self.done.cancelled():
+            return
+        if self.error is not None:
+            self.done.set_exception(self.error)
+        else:
+            self.done.set_result(self.outcome)
+
+
+class Lane:
+    """One channel's way to the worker thread: one second at a time, and a held picture is encoded once."""
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute = compute
+        self.last: tuple[NDArray[np.uint8], Encoded] | None = None  # used by the worker thread only
+
+    async def second(self, frame: Frame, think: Callable[[NDArray[np.float32], bool], Thought[T]]) -> T:
+        """What `think` comes to, given the frame's feature row and whether it carries information."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._compute.hand_in(_Second(self, frame, think, done))
+        return await done
+
+
 class Compute:
     """One worker thread."""
 
@@ -82,6 +153,16 @@ class Compute:
         self.models = models
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self._waiting: deque[_Second] = deque()  # bounded by the number of lanes: each waits for its second
+
+    def lane(self) -> Lane:
+        """A way in for one more channel."""
+        return Lane(self)
+
+    def hand_in(self, second: _Second) -> None:
+        """Has the second worked in one of the next turns; called in the loop."""
+        self._waiting.append(second)
+        self._pool.submit(self._turn, asyncio.get_running_loop())
 
     async def run(self, stage: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `work`, done in the worker thread and timed as `stage`."""
@@ -95,5 +176,52 @@ class Compute:
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, timed)
 
+    def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        """One turn; there are as many as seconds were handed in, and the last of them find nothing left to do."""
+        seconds = [self._waiting.popleft() for _ in range(min(TURN, len(self._waiting)))]
+        if not seconds:
+            return
+        try:
+            self._encode(seconds)
+            self._match(seconds)
+        except Exception as error:  # encoder or network failed: each channel is told, and none waits for ever
+            for second in seconds:
+                second.error = second.error or error
+        loop.call_soon_threadsafe(_settle, seconds)
+
+    def _encode(self, seconds: list[_Second]) -> None:
+        new = [
+            second for second in seconds if second.lane.last is None or second.lane.last[0] is not second.frame.picture
+        ]
+        began = time.perf_counter()
+        for second, encoded in zip(new, self.models.encode([second.frame for second in new]), strict=True):
+            second.lane.last = (second.frame.picture, encoded)
+        self._observe("encode", began, len(new))
+
+    def _match(self, seconds: list[_Second]) -> None:
+        began = time.perf_counter()
+        for second in seconds:
+            assert second.lane.last is not None
+            second.begin(second.lane.last[1])
+        while thinking := [second for second in seconds if second.thought is not None]:
+            maps = self.models.read([tile for second in thinking for tile in second.tiles])
+            used = 0
+            for second in thinking:
+                n = len(second.tiles)
+                second.go_on(maps[used : used + n])
+                used += n
+        self._observe("match", began, len(seconds))
+
+    def _observe(self, stage: str, began: float, n: int) -> None:
+        """Times a stage: what it took for each of n."""
+        took_s = time.perf_counter() - began
+        for _ in range(n):
+            self._metrics.stage_duration.labels(stage).observe(took_s / n)
+
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _settle(seconds: list[_Second]) -> None:
+    for second in seconds:
+        second.settle()

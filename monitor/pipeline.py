@@ -4,7 +4,7 @@
            -> AlertBook -> sinks
 
 `check` and `serve` run this same pipeline; a file merely does not wait. All that decides is in `Watch`, plain code
-over seconds; only `run_stream` awaits.
+over seconds, and pauses only where the network must read its tiles; only `run_stream` awaits.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from monitor.alerting.alerts import ENDED, STARTED, Alert, AlertBook, Gap
 from monitor.alerting.sinks import CallbackSink, Sink
-from monitor.compute import Compute, Models, load_models
+from monitor.compute import Compute, Models, Thought, load_models, thought_through
 from monitor.errors import MonitorError
 from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.sources import FileSource, Sample, Source
@@ -84,14 +85,18 @@ class Watch:
         self._book: AlertBook | None = None
         self._gaps: deque[Gap] = deque(maxlen=GAPS_KEPT)
 
+    def second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[Outcome]:
+        """What one sample led to. Gives tiles and takes their maps, so that channels can share the network's calls."""
+        alerts = self._enter(sample.epoch)
+        alerts += yield from self._second(sample, row, informative)
+        return Outcome(sample.second, alerts, sample.arrived_at)
+
     def push(self, samples: list[Sample], rows: list[tuple[NDArray[np.float32], bool]]) -> list[Outcome]:
-        """What each sample led to, in order."""
-        outcomes = []
-        for sample, (row, informative) in zip(samples, rows, strict=True):
-            alerts = self._enter(sample.epoch)
-            alerts += self._second(sample, row, informative)
-            outcomes.append(Outcome(sample.second, alerts, sample.arrived_at))
-        return outcomes
+        """What each sample led to, in order, without company."""
+        return [
+            thought_through(self._models, self.second(sample, row, informative))
+            for sample, (row, informative) in zip(samples, rows, strict=True)
+        ]
 
     def finish(self) -> list[Alert]:
         """The last word on every open alert, when the stream or its epoch ends."""
@@ -119,9 +124,10 @@ class Watch:
         )
         return alerts
 
-    def _second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> list[Alert]:
+    def _second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[list[Alert]]:
         assert self._book is not None
-        channel, alerts = self._book.epoch.channel, []
+        channel = self._book.epoch.channel
+        alerts: list[Alert] = []
         added = self._matcher.window.push(sample.second, row, informative)
         if len(added) > 1:
             self._gaps.append(Gap(added[0].second, len(added) - 1, sample.gap_reason))
@@ -129,16 +135,16 @@ class Watch:
         if not informative:
             self._metrics.low_information_seconds.labels(channel).inc()
         for live in added:
-            alerts += self._match(live)
+            alerts += yield from self._match(live)
         self._metrics.frames_processed.labels(channel).inc()
         self._metrics.open_paths.labels(channel).set(self._matcher.n_open_paths)
         return alerts
 
-    def _match(self, live: LiveSecond) -> list[Alert]:
+    def _match(self, live: LiveSecond) -> Thought[list[Alert]]:
         assert self._book is not None
         index, matcher = self._library.index, self._matcher
         hits = index.search(live.row[None], matcher.matching.hits) if live.counts and live.row is not None else None
-        maps = self._models.read(matcher.plan(live, hits, index))
+        maps = yield matcher.plan(live, hits, index)
         return self._book.apply(live.second, matcher.apply(maps), list(self._gaps))
 
 
@@ -157,13 +163,13 @@ async def _match(
 ) -> MonitorError | CatalogError | None:
     """What broke the source, if anything did; what was seen until then is matched to its end all the same."""
     newest, error = 0, None
+    lane = compute.lane()
     try:
-        async with aclosing(source.samples()) as lists:  # its thread has ended when the source is opened again
-            async for samples in lists:
-                rows = await compute.run("encode", compute.models.encode, [sample.frame for sample in samples])
-                for outcome in await compute.run("match", watch.push, samples, rows):
-                    newest = outcome.second
-                    await outcomes.put(outcome)
+        async with aclosing(source.samples()) as samples:  # its thread has ended when the source is opened again
+            async for sample in samples:
+                outcome = await lane.second(sample.frame, partial(watch.second, sample))
+                newest = outcome.second
+                await outcomes.put(outcome)
     except (MonitorError, CatalogError) as broken:
         error = broken
     last = await compute.run("match", watch.finish)
@@ -237,7 +243,7 @@ class _Reporting(Watch):
         super().__init__(library, models, settings, metrics)
         self._reached = reached
 
-    def push(self, samples: list[Sample], rows: list[tuple[NDArray[np.float32], bool]]) -> list[Outcome]:
-        outcomes = super().push(samples, rows)
-        self._reached(outcomes[-1].second + 1)
-        return outcomes
+    def second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[Outcome]:
+        outcome = yield from super().second(sample, row, informative)
+        self._reached(outcome.second + 1)
+        return outcome

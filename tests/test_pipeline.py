@@ -2,87 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry
 
 from monitor.alerting.alerts import ENDED, Alert
-from monitor.compute import Models, load_models
-from monitor.demo.films import Film
-from monitor.ingest.sources import FileSource, Sample
-from monitor.metrics import Metrics
-from monitor.pipeline import Library, Watch, check_file
-from monitor.settings import Settings
-from reference_db.catalog import Catalog
+from monitor.pipeline import check_file
 from reference_db.errors import MediaError
-from reference_db.index import ReferenceIndex
-from reference_db.registration import register
-from tests import media
-
-FPS = 5
-HARBOUR = Film("harbour", "Harbour", 11, ("hills", "face", "city", "card"), 40.0)
-GARDEN = Film("garden", "Garden", 22, ("flowers", "cells", "julia", "lines"), 40.0)
-OTHER = Film("other", "Other", 33, ("marble", "wheel", "patchwork", "cells"), 3600.0)
-
-Rows = list[tuple[NDArray[np.float32], bool]]
-
-
-@dataclass(frozen=True)
-class Studio:
-    """A library with two films, and a recording of a channel that aired pieces of them."""
-
-    settings: Settings
-    models: Models
-    recording: Path
-    samples: list[Sample]
-    rows: Rows
-
-    def watch(self) -> Watch:
-        with Catalog.open(self.settings.data_dir) as catalog:
-            index = ReferenceIndex.build(catalog, self.models.encoder.encoder_id)
-        return Watch(Library(index), self.models, self.settings, Metrics(CollectorRegistry()))
-
-
-# Until which second, what, and from which of its seconds:
-#   0 other 14.3 harbour 32.3 other 50.3 garden 66.3 other 90
-AIR = ((14.3, OTHER, 100.0), (32.3, HARBOUR, 10.6), (50.3, OTHER, 300.0), (66.3, GARDEN, 20.2), (90.0, OTHER, 500.0))
-
-
-def air() -> Iterator[tuple[float, NDArray[np.uint8]]]:
-    """The pictures of the channel."""
-    for number in range(int(AIR[-1][0] * FPS)):
-        time_s, began_s = number / FPS, 0.0
-        for end_s, film, from_s in AIR:
-            if time_s < end_s:
-                yield time_s, film.picture(from_s + time_s - began_s)
-                break
-            began_s = end_s
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
-    folder = tmp_path_factory.mktemp("studio")
-    settings = Settings(data_dir=folder / "data")
-    models = load_models(settings)
-    with Catalog.open(settings.data_dir, write=True) as catalog:
-        for film in (HARBOUR, GARDEN):
-            pictures = ((n / FPS, film.picture(n / FPS)) for n in range(int(film.duration_s * FPS)))
-            path = media.write_clip(folder / f"{film.name}.mp4", pictures, fps=FPS)
-            register(path, catalog, models.encoder, title=film.title)
-    recording = media.write_clip(folder / "recording.ts", air(), fps=FPS)
-    samples = asyncio.run(_read(FileSource("ch1", recording)))
-    return Studio(settings, models, recording, samples, models.encode([sample.frame for sample in samples]))
-
-
-async def _read(source: FileSource) -> list[Sample]:
-    return [sample async for samples in source.samples() for sample in samples]
+from tests.studio import Studio
 
 
 def tell(studio: Studio, cuts: list[int]) -> list[Alert]:

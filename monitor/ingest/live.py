@@ -41,14 +41,14 @@ class LiveSource:
         self._newest: tuple[ChannelEpoch, int] | None = None
         self._gap_reason = "unseen"
 
-    async def samples(self) -> AsyncGenerator[list[Sample], None]:
+    async def samples(self) -> AsyncGenerator[Sample, None]:
         """Ends when the source is closed; may be asked for again after its reader failed."""
         if not self._closed:
             self._halted.clear()
         buffer = SampleBuffer(wait=False, on_drop=self._dropped)
-        async with aclosing(read_in_thread(buffer, self._read, self._halt, f"live-{self.channel}")) as lists:
-            async for samples in lists:
-                yield samples
+        async with aclosing(read_in_thread(buffer, self._read, self._halt, f"live-{self.channel}")) as samples:
+            async for sample in samples:
+                yield sample
 
     async def close(self) -> None:
         self._closed = True

@@ -1,7 +1,7 @@
 """Sources: where a channel's pictures come from, whatever the protocol.
 
-A source yields samples as they arrive, in lists: one at a time from the air, several at once from a file that is
-read faster than real time. Seconds rise within an epoch; what is skipped was not seen.
+A source yields samples as they arrive, and as fast as they are taken from a file. Seconds rise within an epoch; what
+is skipped was not seen.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Source(Protocol):
 
     channel: str
 
-    def samples(self) -> AsyncGenerator[list[Sample], None]:
-        """Everything that has arrived since the last list, oldest first; ends with the stream."""
+    def samples(self) -> AsyncGenerator[Sample, None]:
+        """What has arrived, oldest first; ends with the stream."""
         ...
 
     async def close(self) -> None:
@@ -86,21 +86,20 @@ class SampleBuffer:
             self._changed.notify_all()
         self._wake()
 
-    async def take(self) -> list[Sample]:
-        """Everything that waits, at least one; an empty list is the end. Raises the thread's error at the end."""
+    async def take(self) -> Sample | None:
+        """The oldest that waits; None is the end. Raises the thread's error at the end."""
         while True:
             with self._changed:
-                samples = list(self._samples)
-                self._samples.clear()
+                sample = self._samples.popleft() if self._samples else None
                 self._changed.notify_all()
                 ended, error = self._ended, self._error
                 self._arrived.clear()
-            if samples:
-                return samples
+            if sample is not None:
+                return sample
             if ended:
                 if error is not None:
                     raise error
-                return []
+                return None
             await self._arrived.wait()
 
     def _wake(self) -> None:
@@ -112,13 +111,13 @@ class SampleBuffer:
 
 async def read_in_thread(
     buffer: SampleBuffer, read: Callable[[SampleBuffer], None], halt: Callable[[], None], name: str
-) -> AsyncGenerator[list[Sample], None]:
+) -> AsyncGenerator[Sample, None]:
     """What `read` puts into the buffer from a thread of its own; leaving early ends the thread by `halt`."""
     thread = threading.Thread(target=read, args=(buffer,), name=name, daemon=True)
     thread.start()
     try:
-        while samples := await buffer.take():
-            yield samples
+        while sample := await buffer.take():
+            yield sample
     finally:
         buffer.end()
         halt()
@@ -135,12 +134,12 @@ class FileSource:
         self._child: DecodingChild | None = None
         self._closed = False
 
-    async def samples(self) -> AsyncGenerator[list[Sample], None]:
+    async def samples(self) -> AsyncGenerator[Sample, None]:
         """Raises MediaError where the file cannot be read."""
         name = f"decode-{self.channel}"
-        async with aclosing(read_in_thread(SampleBuffer(wait=True), self._read, self._halt, name)) as lists:
-            async for samples in lists:
-                yield samples
+        async with aclosing(read_in_thread(SampleBuffer(wait=True), self._read, self._halt, name)) as samples:
+            async for sample in samples:
+                yield sample
 
     async def close(self) -> None:
         self._closed = True

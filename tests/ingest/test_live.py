@@ -32,9 +32,9 @@ def address(tmp_path: Path) -> Iterator[str]:
 async def seconds_until(source: LiveSource, last: int) -> list[int]:
     """Reads until this second of the stream, then leaves as a pipeline that failed would."""
     seen: list[int] = []
-    async with aclosing(source.samples()) as lists:
-        async for samples in lists:
-            seen += [sample.second for sample in samples]
+    async with aclosing(source.samples()) as samples:
+        async for sample in samples:
+            seen.append(sample.second)
             if seen[-1] >= last:
                 break
     return seen
