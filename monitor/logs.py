@@ -14,7 +14,8 @@ from typing import TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from monitor.settings import LoggingSettings, redact_text
+from monitor.settings import LoggingSettings
+from reference_db.addresses import redact_text
 
 
 def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -> None:

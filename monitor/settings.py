@@ -21,56 +21,11 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from pydantic_settings.exceptions import SettingsError
 
 from monitor.errors import ConfigError
+from reference_db.addresses import SCHEMES, SRT_ADVICE, redact_text, redact_url
 
 ENV_PREFIX = "COPYWATCH_"
-# What PyAV's wheel can open. SRT is not compiled into it.
-SCHEMES = ("http", "https", "rtmp", "rtmps", "rtsp", "rtsps", "udp", "rtp", "file")
-# Parameters that only tune a protocol. All others are hidden: every CDN has its own name for its token.
-_HARMLESS_PARAMETERS = frozenset(
-    ("buffer_size", "fifo_size", "localaddr", "overrun_nonfatal", "pkt_size", "rtsp_transport", "timeout", "ttl")
-)
 # Variables that Kubernetes sets in every pod beside a service called "copywatch", and ours that are no settings.
 _NO_SETTINGS = re.compile(r"COPYWATCH_(CONFIG|SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
-
-
-def redact_url(url: str) -> str:
-    """The address without what may be a credential: user, password, values in the query, `name=value` in the path."""
-    scheme, mark, rest = url.partition("://")
-    if not mark:
-        return url
-    address, hash_mark, _ = rest.partition("#")
-    host, path = _split_host(address)
-    path, question_mark, query = path.partition("?")
-    path = re.sub(r"([/;])([^/;=]+)=[^/;]*", r"\1\2=***", path)
-    query = "&".join(_redact_parameter(part) for part in query.split("&")) if question_mark else ""
-    return f"{scheme}://{host}{path}{question_mark}{query}{'#***' if hash_mark else ''}"
-
-
-def _split_host(address: str) -> tuple[str, str]:
-    """Host (its credentials hidden) and what follows it."""
-    end = min((at for at in (address.find(c) for c in "/?") if at >= 0), default=len(address))
-    host, path = address[:end], address[end:]
-    port = host.rpartition("]")[2].partition(":")[2]
-    if "@" not in host and port and not port.isdigit() and "@" in path:
-        hidden, _, tail = path.rpartition("@")  # an unescaped password that holds a slash: user:pa/ss@host/...
-        return _split_host(f"{host}{hidden.replace('/', '').replace('?', '')}@{tail}")
-    if "@" in host:
-        host = "***@" + host.rpartition("@")[2]
-    return host, path
-
-
-def _redact_parameter(part: str) -> str:
-    name, equals, _ = part.partition("=")
-    if equals:
-        return part if name in _HARMLESS_PARAMETERS else f"{name}=***"
-    return "***" if part else ""
-
-
-def redact_text(text: str) -> str:
-    """The text with every address in it redacted."""
-    # A mark that ends the sentence, or FFmpeg's colon after the address, is not part of it.
-    found = r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+?(?=[:,.;]*(?:[\s\"'<>]|$))"
-    return re.sub(found, lambda address: redact_url(address.group()), text)
 
 
 def default_data_dir() -> Path:
@@ -89,7 +44,7 @@ def _openable(url: str) -> str:
     if not mark or scheme == "file":
         return url
     if scheme == "srt":
-        raise ValueError("SRT is not in PyAV's FFmpeg; have a relay hand the stream on as udp:// or rtmp://")
+        raise ValueError(SRT_ADVICE)
     if scheme not in SCHEMES:
         raise ValueError(f"expected an address that begins with one of {', '.join(s + '://' for s in SCHEMES)}")
     try:
@@ -131,6 +86,11 @@ class ChannelSettings(_Section):
     mode: Literal["auto", "exact", "economy"] = Field(
         default="auto",
         description="`exact` decodes all, `economy` key frames only, `auto` chooses by key-frame distance.",
+    )
+
+    allow: tuple[str, ...] = Field(
+        default=(),
+        description="Private hosts or networks that its playlists and redirects may lead to, beside its own host.",
     )
 
     @field_serializer("url")

@@ -5,14 +5,17 @@ the time stamps of the pictures around it and on nothing else, so both sides of 
 and the broadcast - are sampled alike, wherever reading began.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the decoding child samples by what is here and starts faster without numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 PICTURE_SHORT_SIDE = 192  # pixels; what the encoder sees, so nothing larger leaves the decoder
 JUMP_BACK_S = 10  # a step back within it is a late picture; a longer one is a clock that was set anew
@@ -32,7 +35,7 @@ class Frame:
     held: bool = False  # the same picture as the frame before: a key picture shown again
 
     def __post_init__(self) -> None:
-        if self.picture.ndim != 3 or self.picture.shape[2] != 3 or self.picture.dtype != np.uint8:
+        if self.picture.ndim != 3 or self.picture.shape[2] != 3 or self.picture.dtype != "uint8":
             raise ValueError(f"picture must be uint8 [h, w, 3], got {self.picture.dtype} {self.picture.shape}")
         self.picture.flags.writeable = False
 
@@ -46,6 +49,7 @@ class VideoInfo:
     height: int
     codec: str
     fps: float | None
+    format: str  # FFmpeg's name of the container, such as mpegts or hls
 
 
 class OneFps(Generic[T]):

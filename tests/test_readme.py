@@ -61,7 +61,7 @@ def settings_table() -> str:
 def _default(value: object) -> str:
     if value is PydanticUndefined:
         return "must be given"
-    return "none" if value is None else f"`{value}`"
+    return "none" if value in (None, ()) else f"`{value}`"
 
 
 def metrics_table() -> str:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from monitor.errors import ConfigError
-from monitor.settings import ChannelSettings, Settings, load_settings, redact_text, redact_url
+from monitor.settings import ChannelSettings, Settings, load_settings
+from reference_db.addresses import redact_text, redact_url
 
 
 @pytest.fixture(autouse=True)
@@ -170,7 +171,7 @@ def test_any_loopback_address_will_do(tmp_path: Path, host: str) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("srt://x:9", "SRT is not in PyAV's FFmpeg"),
+        ("srt://x:9", "run `ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts 'udp://127.0.0.1:5000"),
         ("ftp://x/y", "http://, https"),
         ("http://", "expected scheme://host"),
         ("rtsp://u:pa/ss@cam/1", "are written %40"),
