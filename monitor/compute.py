@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from monitor.errors import ConfigError
-from monitor.matching.mask_step import MaskStepNet, load_mask_step, predict
+from monitor.matching.mask_step import MaskStepNet, TileReader, load_mask_step
 from monitor.matching.tiles import SimilarityTile, TileMaps
 from monitor.metrics import Metrics
 from monitor.settings import Settings
@@ -42,19 +42,15 @@ Thought: TypeAlias = Generator[list[SimilarityTile], list[TileMaps], T]  # gives
 class Models:
     """The encoder and the network that reads its similarities."""
 
-    def __init__(self, encoder: Encoder, net: MaskStepNet) -> None:
+    def __init__(self, encoder: Encoder, net: MaskStepNet, *, threads: int = 1) -> None:
         self.encoder = encoder
-        self.net = net
+        self._reader = TileReader(net, threads=threads)
         weights = b"".join(tensor.numpy().tobytes() for tensor in net.state_dict().values())
         self.name = f"{encoder.encoder_id}+{hashlib.sha256(weights).hexdigest()[:8]}"
 
     def read(self, tiles: list[SimilarityTile]) -> list[TileMaps]:
         """Mask and step map of each tile."""
-        if not tiles:
-            return []
-        cells, inside = np.stack([tile.cells for tile in tiles]), np.stack([tile.inside for tile in tiles])
-        mask, step = predict(self.net, cells, inside)
-        return [TileMaps(mask[n], step[n]) for n in range(len(tiles))]
+        return self._reader.read(tiles)
 
     def encode(self, frames: list[Frame]) -> list[Encoded]:
         """Feature row of each frame and whether it carries information; a held picture is encoded once."""
@@ -80,7 +76,7 @@ def load_models(settings: Settings, mask_step: Path | None = None) -> Models:
             f"the Mask-Step weights were trained on features of {net.trained_on}, not of {encoder.encoder_id}; "
             "run scripts/train_vsal.py for this encoder"
         )
-    return Models(encoder, net)
+    return Models(encoder, net, threads=settings.compute.threads)
 
 
 def thought_through(models: Models, thought: Thought[T]) -> T:

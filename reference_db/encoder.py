@@ -2,15 +2,14 @@
 
 The frame encoder is EfficientNet-Lite0 with its batch norms folded away, GeM pooling and one linear layer. The whole
 picture is squeezed to a square, so nothing at its borders is lost. Pictures go through it one by one, so a row depends
-on its picture alone, never on its company, and live and reference features agree bit by bit. The sequence encoder
-reads such rows, each with the ones just before it.
+on its picture alone, never on its company, and live and reference features agree bit by bit on one engine
+(`engines.py`) and within 1e-3 between them. The sequence encoder reads such rows, each with the ones just before it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 
 from reference_db.borders import RULES as BORDERS
 from reference_db.borders import without_borders
+from reference_db.engines import Arrays, Engine, fastest
 from reference_db.errors import CatalogError
 from reference_db.frames import PICTURE_SHORT_SIDE
 
@@ -32,6 +32,7 @@ FEATURE_SIZE = 512
 PICTURE_SIDE = 192  # the last of the training was at 192; 224 costs half as much again
 POOLED_SIZE = 1280
 SAMPLER = "one picture per second, the first at or after the half, 1"  # as frames.OneFps picks; belongs to the id
+BLANK = torch.zeros(1, PICTURE_SIDE, PICTURE_SIDE, 3, dtype=torch.uint8)  # a picture's shape
 WEIGHTS = Path(__file__).parent / "weights" / "frame_encoder.safetensors"
 
 LOOK_BACK_S = 15  # seconds before its own that a sequence feature may depend on
@@ -113,6 +114,17 @@ class FrameEncoder(nn.Module):
         return F.normalize(self.project(self.pooled(x)), dim=-1)
 
 
+class OnSquares(nn.Module):
+    """The frame encoder on pictures as they are: uint8 [n, side, side, 3] -> unit rows [n, 512]."""
+
+    def __init__(self, network: FrameEncoder) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, squares: Tensor) -> tuple[Tensor]:
+        return (self.network(prepare(squares)),)
+
+
 def prepare(squares: Tensor) -> Tensor:
     """Pictures uint8 [n, side, side, 3] -> what the network reads: float [n, 3, side, side], about -1 to 1."""
     return (squares.permute(0, 3, 1, 2).float() - 127.0) / 128.0  # permuted NHWC is channels_last already
@@ -161,17 +173,14 @@ class SequenceEncoder(nn.Module):
 class Encoder:
     """Turns pictures into feature rows and carries the id under which rows may be compared."""
 
-    def __init__(self, network: Callable[[Tensor], Tensor], encoder_id: str) -> None:
+    def __init__(self, engine: Engine, encoder_id: str) -> None:
         self.encoder_id = encoder_id
-        self._network = network  # uint8 [1, side, side, 3] -> [1, 512]
+        self._engine = engine  # each uint8 [1, side, side, 3] -> [1, 512]
 
     def encode(self, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
         """Unit rows [n, 512] of RGB pictures [h, w, 3] of any size, each as if it came alone."""
-        rows = np.zeros((len(pictures), FEATURE_SIZE), np.float32)
-        with torch.inference_mode():
-            for i, picture in enumerate(pictures):
-                rows[i] = self._network(torch.from_numpy(squeeze(without_borders(picture)))[None])[0].numpy()
-        return rows
+        rows = self._engine([(squeeze(without_borders(picture))[None],) for picture in pictures])
+        return np.concatenate([np.empty((0, FEATURE_SIZE), np.float32), *(row for (row,) in rows)])
 
 
 def squeeze(picture: NDArray[np.uint8], side: int = PICTURE_SIDE) -> NDArray[np.uint8]:
@@ -194,11 +203,11 @@ def load_encoder(path: Path | None = None, *, threads: int = 1) -> Encoder:
     except OSError as error:
         raise CatalogError(f"cannot read the encoder {source}: {error.strerror}") from error
     if source.suffix == ".safetensors":
-        return _load_own(source, content, must_check=path is None)
+        return _load_own(source, content, must_check=path is None, threads=threads)
     return _load_script(source, content)
 
 
-def _load_own(source: Path, content: bytes, must_check: bool) -> Encoder:
+def _load_own(source: Path, content: bytes, must_check: bool, threads: int) -> Encoder:
     digest = hashlib.sha256(content).hexdigest()
     if (must_check or source.with_suffix(".sha256").exists()) and digest != written_sha256(source):
         raise CatalogError(f"{source.name} is damaged: its SHA-256 is {digest[:12]}..., not the one written beside it")
@@ -207,7 +216,7 @@ def _load_own(source: Path, content: bytes, must_check: bool) -> Encoder:
         network.load_state_dict({name: tensor.float() for name, tensor in load_safetensors(content).items()})
     except (SafetensorError, RuntimeError) as error:
         raise CatalogError(f"{source} holds no frame encoder: {str(error).splitlines()[0]}") from error
-    return Encoder(_optimised(network), f"lite0-{_id_hash(digest)}")
+    return Encoder(fastest(OnSquares(network), (BLANK,), threads=threads), f"lite0-{_id_hash(digest)}")
 
 
 def _load_script(source: Path, content: bytes) -> Encoder:
@@ -215,18 +224,18 @@ def _load_script(source: Path, content: bytes) -> Encoder:
     try:
         script = torch.jit.load(str(source), map_location="cpu").eval()  # type: ignore[no-untyped-call]
 
-        def network(square: Tensor) -> Tensor:
-            pixels = square.permute(0, 3, 1, 2).float() / 255
-            return F.normalize(cast(Tensor, script((pixels - mean) / std)), dim=-1)
+        def run(squares: Sequence[Arrays]) -> list[Arrays]:
+            with torch.inference_mode():
+                pixels = (torch.from_numpy(square).permute(0, 3, 1, 2).float() / 255 for (square,) in squares)
+                return [(F.normalize(cast(Tensor, script((x - mean) / std)), dim=-1).numpy(),) for x in pixels]
 
-        with torch.inference_mode():
-            shape = tuple(network(torch.zeros(1, PICTURE_SIDE, PICTURE_SIDE, 3, dtype=torch.uint8)).shape)
+        ((row,),) = run([(BLANK.numpy(),)])
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise CatalogError(f"{source} is no TorchScript encoder of pictures: {reason}") from error
-    if shape != (1, FEATURE_SIZE):
-        raise CatalogError(f"{source} gives {shape} for one picture; an encoder must give (1, {FEATURE_SIZE})")
-    return Encoder(network, f"script-{_id_hash(hashlib.sha256(content).hexdigest())}")
+    if row.shape != (1, FEATURE_SIZE):
+        raise CatalogError(f"{source} gives {row.shape} for one picture; an encoder must give (1, {FEATURE_SIZE})")
+    return Encoder(run, f"script-{_id_hash(hashlib.sha256(content).hexdigest())}")
 
 
 def written_sha256(source: Path) -> str:
@@ -243,20 +252,6 @@ def _id_hash(weights_sha256: str) -> str:
         f"{weights_sha256} {PICTURE_SIDE} {PICTURE_SHORT_SIDE} {FEATURE_SIZE} bilinear, borders {BORDERS}, {SAMPLER}"
     )
     return hashlib.sha256(rules.encode()).hexdigest()[:12]
-
-
-def _optimised(network: FrameEncoder) -> Callable[[Tensor], Tensor]:
-    """The network for one picture at a time, with weights packed for this machine: half the time of plain torch."""
-    network.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    blank = torch.zeros(1, PICTURE_SIDE, PICTURE_SIDE, 3, dtype=torch.uint8)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # tracing is called deprecated; what is to replace it needs a C++ compiler
-        traced = torch.jit.trace(network, prepare(blank))  # type: ignore[no-untyped-call]
-        packed = torch.jit.optimize_for_inference(traced)
-    with torch.inference_mode():
-        for _ in range(3):  # the first runs of a trace are slower and may round differently
-            packed(prepare(blank))
-    return lambda square: cast(Tensor, packed(prepare(square)))
 
 
 # A picture carries information where it changes both ways at once; bars and fades do not, whatever their contrast.

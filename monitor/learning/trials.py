@@ -22,12 +22,12 @@ from monitor.learning.recordings import Recording, sequenced
 from monitor.learning.scoring import FoundCopy
 from monitor.learning.whole import WholeMaps, WholeMatrix, compare, join, read_maps, walk, walk_by_diagonal
 from monitor.matching.hough import hough_segments
-from monitor.matching.mask_step import MaskStepNet, predict
+from monitor.matching.mask_step import MaskStepNet, TileReader
 from monitor.matching.matcher import Matcher, Matching
 from monitor.matching.paths import AlignmentPath, soft_weight
 from monitor.matching.refining import refine
 from monitor.matching.stitching import SegmentView
-from monitor.matching.tiles import SimilarityTile, TileMaps
+from monitor.matching.tiles import HALO, SimilarityTile, TileMaps
 from reference_db.catalog import Reference, ReferenceFeatures, ReferenceId
 from reference_db.index import ReferenceIndex
 
@@ -112,6 +112,7 @@ class Trials:
         self.matching = matching
         self.threshold = threshold
         self.background = background
+        self._readers: dict[MaskStepNet, TileReader] = {}
 
     def missing(self, row: Row) -> str | None:
         """What the row cannot be tried without, if it is not there."""
@@ -190,18 +191,20 @@ class Trials:
         self, row: Row, knob: float, likeness: NDArray[np.float32] | None
     ) -> Callable[[list[SimilarityTile]], list[TileMaps]]:
         net = self._net(row)
+        reader = self._readers[net] = self._readers.get(net) or TileReader(net)
 
         def read(tiles: list[SimilarityTile]) -> list[TileMaps]:
-            if not tiles:
-                return []
-            cells, inside = np.stack([tile.cells for tile in tiles]), np.stack([tile.inside for tile in tiles])
             if row.correction == "maps" and likeness is not None:
-                seconds = np.array([tile.live_s for tile in tiles])[:, None] + np.arange(cells.shape[1])
-                cells = _lowered(cells, likeness[np.maximum(seconds, 0)])
-            mask, step = predict(net, cells, inside)
+                seconds = [np.maximum(tile.live_s + np.arange(len(tile.cells)), 0) for tile in tiles]
+                tiles = [
+                    replace(tile, cells=_lowered(tile.cells, likeness[s]))
+                    for tile, s in zip(tiles, seconds, strict=True)
+                ]
+            maps = reader.read(tiles)
             if not row.mask:
-                mask = self._unmasked(cells, knob)
-            return [TileMaps(mask[n], step[n]) for n in range(len(tiles))]
+                inner = (tile.cells[HALO:, HALO:-HALO] for tile in tiles)
+                maps = [TileMaps(self._unmasked(cells, knob), m.step) for cells, m in zip(inner, maps, strict=True)]
+            return maps
 
         return read
 

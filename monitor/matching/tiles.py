@@ -43,10 +43,14 @@ class SimilarityTile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileMaps:
-    """What the network read in one tile."""
+    """What the network read in the newest rows of one tile, without the halo."""
 
-    mask: NDArray[np.float32]  # [live, ref]: chance that a cell lies on a copy
-    step: NDArray[np.uint8]  # [live - 1, ref - 1]: where a copy goes from it
+    mask: NDArray[np.float32]  # [HALO + 1, INNER_COLUMNS]: chance that a cell lies on a copy
+    step: NDArray[np.uint8]  # [HALO, INNER_COLUMNS]: where a copy goes from it; the newest row has none
+
+    def __post_init__(self) -> None:
+        if self.mask.shape != (HALO + 1, INNER_COLUMNS) or self.step.shape != (HALO, INNER_COLUMNS):
+            raise ValueError(f"maps are [{HALO + 1}, {INNER_COLUMNS}], got {self.mask.shape}, {self.step.shape}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,15 +156,14 @@ class Cut:
         `maps` belong to `tiles`. The newest row has no step, as the last row of a matrix.
         """
         start = self._lefts[0]
-        mask = np.concatenate([m.mask[:, HALO:-HALO] for m in maps], axis=1)
-        step = np.full((TILE_ROWS, mask.shape[1]), NO_STEP, np.uint8)
-        for n, m in enumerate(maps):
-            step[:-1, n * INNER_COLUMNS : (n + 1) * INNER_COLUMNS] = m.step[:, HALO : HALO + INNER_COLUMNS]
+        mask = np.concatenate([m.mask for m in maps], axis=1)
+        step = np.full((HALO + 1, mask.shape[1]), NO_STEP, np.uint8)
+        step[:-1] = np.concatenate([m.step for m in maps], axis=1)
         if 0 <= self._n_columns - 1 - start < step.shape[1]:
             step[:, self._n_columns - 1 - start] = NO_STEP
         out = []
         for row in self._rows[-HALO - 1 :]:
-            at = row.live.second - self.newest_s + TILE_ROWS - 1
+            at = row.live.second - self.newest_s + HALO
             span = slice(row.columns.start - start, row.columns.stop - start)
             counts = self._informative[row.columns.start : row.columns.stop]
             counts = counts if row.live.counts else np.zeros_like(counts)

@@ -65,7 +65,7 @@ def test_streaming_tells_when_the_alert_went_out() -> None:
 def test_our_row_is_what_the_pipeline_does() -> None:
     settings = Settings()
     library = Library(index_of([FILM, OTHER]))
-    models = Models(Encoder(lambda square: square, "planted"), plain_net())
+    models = Models(Encoder(list, "planted"), plain_net())
     watch = Watch(library, models, settings, Metrics(CollectorRegistry()))
     epoch, blank = ChannelEpoch("ch0", "file", None), np.zeros((192, 192, 3), np.uint8)
     now = datetime(2026, 11, 16, tzinfo=UTC)

@@ -14,13 +14,16 @@ from numpy.typing import NDArray
 
 from monitor.errors import ConfigError
 from monitor.matching.mask_step import (
+    CALL_TILES,
     INNER_BATCH,
     SHIPPED_WEIGHTS,
     MaskStepNet,
+    TileReader,
     load_mask_step,
     predict,
     save_mask_step,
 )
+from monitor.matching.tiles import HALO, TILE_COLUMNS, TILE_ROWS, SimilarityTile
 from reference_db.encoder import load_encoder
 
 torch.set_num_threads(1)
@@ -137,6 +140,37 @@ def test_company_and_order_change_no_bit(seed: int, n_tiles: int, shape: tuple[i
     alone_mask, alone_step = predict(net, tiles[:1], inside[:1])
     assert np.array_equal(alone_mask[0], mask[0])
     assert np.array_equal(alone_step[0], step[0])
+
+
+def random_production_tiles(seed: int, n: int) -> list[SimilarityTile]:
+    """Tiles as a band cuts them, some of them at a border of the matrix."""
+    rng = np.random.default_rng(seed)
+    tiles = []
+    for _ in range(n):
+        inside = np.zeros((TILE_ROWS, TILE_COLUMNS), bool)
+        inside[rng.integers(0, TILE_ROWS) :, rng.integers(0, 9) : rng.integers(30, TILE_COLUMNS + 1)] = True
+        cells = rng.uniform(-0.2, 1, inside.shape).astype(np.float32)
+        tiles.append(SimilarityTile(0, 0, np.where(inside, cells, np.float32(0)), inside))
+    return tiles
+
+
+def test_a_reader_gives_what_predict_gives_and_no_company_changes_a_bit() -> None:
+    net = random_net(4)
+    reader, tiles = TileReader(net), random_production_tiles(1, 2 * CALL_TILES + 3)
+    mask, step = predict(net, np.stack([t.cells for t in tiles]), np.stack([t.inside for t in tiles]))
+    maps = reader.read(tiles)
+    for n, one in enumerate(maps):
+        np.testing.assert_allclose(one.mask, mask[n, HALO:, HALO:-HALO], atol=1e-5)
+        differ = one.step[:, :-1] != step[n, HALO:, HALO:-HALO]
+        assert differ[tiles[n].inside[HALO:-1, HALO : -HALO - 1]].sum() <= 3  # two directions may tie to the last bit
+    assert reader.read([]) == []
+    for seed in range(5):
+        order = np.random.default_rng(seed).permutation(len(tiles))[: 1 + 3 * seed]
+        for n, one in zip(order.tolist(), reader.read([tiles[n] for n in order.tolist()]), strict=True):
+            assert np.array_equal(one.mask, maps[n].mask)
+            assert np.array_equal(one.step, maps[n].step)
+    in_two_threads = TileReader(net, threads=2).read(tiles)
+    assert all(np.array_equal(a.mask, b.mask) for a, b in zip(maps, in_two_threads, strict=True))
 
 
 def test_predict_is_softmax_and_argmax_of_the_network() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from reference_db.encoder import (
+    BLANK,
     FEATURE_SIZE,
     LOOK_BACK_S,
     N_HEADS,
@@ -22,6 +24,7 @@ from reference_db.encoder import (
     WEIGHTS,
     Encoder,
     FrameEncoder,
+    OnSquares,
     SameConv,
     SequenceEncoder,
     is_informative,
@@ -29,6 +32,7 @@ from reference_db.encoder import (
     prepare,
     squeeze,
 )
+from reference_db.engines import with_openvino, with_torch
 from reference_db.errors import CatalogError
 
 
@@ -78,15 +82,42 @@ def test_copies_are_nearer_than_strangers(encoder: Encoder) -> None:
     assert np.diag(similarity).min() > 0.3
 
 
-def test_the_packed_network_is_the_network(encoder: Encoder) -> None:
+def plain_network() -> FrameEncoder:
     from safetensors.torch import load_file
 
     plain = FrameEncoder()
     plain.load_state_dict({k: v.float() for k, v in load_file(WEIGHTS).items()})
+    return plain.eval()
+
+
+def test_the_packed_network_is_the_network(encoder: Encoder) -> None:
+    plain = plain_network()
     pictures = [scene(seed) for seed in range(3)]
     with torch.inference_mode():
         expected = plain(prepare(torch.from_numpy(np.stack([squeeze(p) for p in pictures])))).numpy()
     np.testing.assert_allclose(encoder.encode(pictures), expected, atol=2e-5)
+
+
+def test_engines_agree_and_each_is_the_same_with_more_threads() -> None:
+    squares = [(squeeze(scene(seed))[None],) for seed in range(5)]
+    openvino = with_openvino(OnSquares(plain_network()), (BLANK,))
+    if openvino is None:
+        pytest.skip("OpenVINO has no wheels for this machine")
+    by_openvino = np.concatenate([row for (row,) in openvino(squares)])
+    by_torch = np.concatenate([row for (row,) in with_torch(OnSquares(plain_network()), (BLANK,))(squares)])
+    assert ((by_openvino * by_torch).sum(axis=1) > 1 - 1e-3).all()
+    np.testing.assert_allclose(by_openvino, by_torch, atol=2e-5)
+    in_two_threads = with_openvino(OnSquares(plain_network()), (BLANK,), threads=2)
+    assert in_two_threads is not None
+    assert np.array_equal(np.concatenate([row for (row,) in in_two_threads(squares)]), by_openvino)
+
+
+def test_torch_runs_the_network_where_openvino_is_missing(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)  # as if it were not installed
+    assert with_openvino(OnSquares(plain_network()), (BLANK,)) is None
+    without = load_encoder()
+    assert without.encoder_id == encoder.encoder_id
+    np.testing.assert_allclose(without.encode([scene(1)]), encoder.encode([scene(1)]), atol=2e-5)
 
 
 @pytest.mark.parametrize("kernel", [3, 5])
