@@ -5,8 +5,11 @@ MonitorError
 ├── SourceError        a bad stream: its pipeline ends, the supervisor restarts it with back-off
 │   ├── SourceStalled
 │   └── SourceClosed
+├── SnapshotRefused    a channel's kept state cannot be gone on from: it begins anew, with a gap
 └── Unreachable        an address that does not answer: exit 4
 """
+
+from typing import Any
 
 
 class MonitorError(Exception):
@@ -31,3 +34,11 @@ class SourceClosed(SourceError):
 
 class Unreachable(MonitorError):
     """An address did not answer."""
+
+
+class SnapshotRefused(MonitorError):
+    """A snapshot that cannot be restored. `notes` are what came with it, where at least they could be read."""
+
+    def __init__(self, reason: str, notes: dict[str, Any] | None = None) -> None:
+        super().__init__(f"the kept state cannot be used: {reason}")
+        self.notes = notes

@@ -22,17 +22,18 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from monitor.alerting.alerts import ENDED, STARTED, Alert, AlertBook, Gap
+from monitor.alerting.alerts import ENDED, STARTED, Alert, AlertBook, BookState, Gap
 from monitor.alerting.sinks import CallbackSink, Sink
 from monitor.compute import Compute, Models, Thought, load_models, thought_through
-from monitor.errors import MonitorError
+from monitor.errors import MonitorError, SnapshotRefused
 from monitor.ingest.clock import ChannelEpoch
-from monitor.ingest.sources import FileSource, Sample, Source
+from monitor.ingest.sources import FileSource, Position, Sample, Source
 from monitor.ingest.windows import LiveSecond
-from monitor.matching.matcher import Matcher, Matching
+from monitor.matching.matcher import Matcher, MatcherState, Matching
 from monitor.matching.stitching import Scoring
 from monitor.metrics import Metrics
 from monitor.settings import Settings
+from monitor.snapshots import pack, unpack
 from reference_db.catalog import Catalog, Reference, ReferenceId
 from reference_db.errors import CatalogError
 from reference_db.frames import probe
@@ -73,8 +74,29 @@ def matching_of(settings: Settings) -> Matching:
     return Matching(tau=asked.tau, sigma=asked.sigma, scoring=Scoring(gamma=asked.gamma))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WatchState:
+    """One channel's thinking between two seconds, as it is stored."""
+
+    epoch: ChannelEpoch | None
+    book: BookState | None
+    gaps: list[Gap]
+    matcher: MatcherState
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What came of restoring: where its source goes on, and what there is to tell at once."""
+
+    position: Position
+    alerts: list[Alert]
+
+
 class Watch:
-    """One channel's thinking: seconds in, alerts out."""
+    """One channel's thinking: seconds in, alerts out.
+
+    `snapshot` and `restore` move it between processes: going on from a snapshot tells what never stopping would tell.
+    """
 
     def __init__(self, library: Library, models: Models, settings: Settings, metrics: Metrics) -> None:
         self._library = library
@@ -84,6 +106,39 @@ class Watch:
         self._matcher = Matcher(matching_of(settings))
         self._book: AlertBook | None = None
         self._gaps: deque[Gap] = deque(maxlen=GAPS_KEPT)
+        self._forgotten: tuple[str, int] | None = None  # epoch and second up to which an earlier life saw the air
+
+    def snapshot(self, position: Position) -> bytes:
+        """All of it, with the position of the newest sample pushed; some 0.2 MB. Not while `push` runs."""
+        epoch, newest_s = self._book.epoch if self._book else None, self._matcher.window.newest_s
+        state = WatchState(epoch, self._book.state() if self._book else None, list(self._gaps), self._matcher.state())
+        notes = {"position": dict(position), "epoch": epoch.name if epoch else None, "newest_s": newest_s}
+        return pack(state, {"model": self._models.name}, notes)
+
+    def restore(self, content: bytes) -> Resumed:
+        """Goes on from a snapshot, in a watch that saw nothing yet.
+
+        Raises SnapshotRefused where that cannot be: the watch then begins anew and knows at most up to where the air
+        was seen, so that what was missed since is listed as a gap. Its `notes`, if any, have the position.
+        """
+        try:
+            state, notes = unpack(WatchState, content, {"model": self._models.name})
+        except SnapshotRefused as refused:
+            if refused.notes and refused.notes.get("epoch") is not None and refused.notes.get("newest_s") is not None:
+                self._forgotten = (refused.notes["epoch"], refused.notes["newest_s"])
+            raise
+        matcher, alerts = Matcher(matching_of(self._settings)), []
+        try:
+            gone = matcher.restore(state.matcher, self._library.index)
+        except (ValueError, IndexError, KeyError) as error:
+            raise SnapshotRefused(f"its parts do not fit together ({error})", notes) from error
+        self._matcher = matcher
+        self._gaps.extend(state.gaps)
+        if state.epoch is not None and state.book is not None:
+            self._book = self._new_book(state.epoch)
+            self._book.restore(state.book)
+            alerts = self._book.end(gone, self._matcher.window.newest_s or 0, list(self._gaps), "reference removed")
+        return Resumed(notes["position"], alerts)
 
     def second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[Outcome]:
         """What one sample led to. Gives tiles and takes their maps, so that channels can share the network's calls."""
@@ -110,11 +165,15 @@ class Watch:
         return alerts
 
     def _enter(self, epoch: ChannelEpoch) -> list[Alert]:
-        if self._book is not None and self._book.epoch is epoch:
+        if self._book is not None and self._book.epoch == epoch:
             return []
         alerts = self.finish()
+        self._book = self._new_book(epoch)
+        return alerts
+
+    def _new_book(self, epoch: ChannelEpoch) -> AlertBook:
         alerting = self._settings.alerting
-        self._book = AlertBook(
+        return AlertBook(
             epoch,
             self._models.name,
             alerting.threshold,
@@ -122,16 +181,13 @@ class Watch:
             self._library.reference,
             self._matcher.refined,
         )
-        return alerts
 
     def _second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[list[Alert]]:
         assert self._book is not None
         channel = self._book.epoch.channel
         alerts: list[Alert] = []
         added = self._matcher.window.push(sample.second, row, informative)
-        if len(added) > 1:
-            self._gaps.append(Gap(added[0].second, len(added) - 1, sample.gap_reason))
-            self._metrics.gap_seconds.labels(channel).inc(len(added) - 1)
+        self._note_gap(sample, added[0].second)
         if not informative:
             self._metrics.low_information_seconds.labels(channel).inc()
         for live in added:
@@ -139,6 +195,18 @@ class Watch:
         self._metrics.frames_processed.labels(channel).inc()
         self._metrics.open_paths.labels(channel).set(self._matcher.n_open_paths)
         return alerts
+
+    def _note_gap(self, sample: Sample, first_s: int) -> None:
+        """Keeps what was not seen before this sample, in this life or since an earlier one that left no state."""
+        assert self._book is not None
+        if self._forgotten is not None:
+            epoch, until_s = self._forgotten
+            self._forgotten = None
+            if epoch == self._book.epoch.name:
+                first_s = min(first_s, until_s + 1)
+        if first_s < sample.second:
+            self._gaps.append(Gap(first_s, sample.second - first_s, sample.gap_reason))
+            self._metrics.gap_seconds.labels(self._book.epoch.channel).inc(sample.second - first_s)
 
     def _match(self, live: LiveSecond) -> Thought[list[Alert]]:
         assert self._book is not None

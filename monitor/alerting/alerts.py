@@ -8,8 +8,8 @@ path, so a replay mints the same id. It is started when its score passes the thr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, replace
 
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.stitching import SegmentView
@@ -28,6 +28,10 @@ class Gap:
     at: float
     seconds: float
     reason: str
+
+    def touches(self, start_s: float, end_s: float) -> bool:
+        """Whether it falls into this span, or lies just before it, so that the span may have begun earlier."""
+        return self.at < end_s and self.at + self.seconds >= start_s - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +61,30 @@ class Alert:
     licence: str | None
     model: str
     evidence: str | None
+    reason: str | None = None  # why it ended, where it was not the copy's own end
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, in the order of the fields, ready for JSON."""
         return asdict(self)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Told:
-    """What was said of one alert so far."""
+    """What was said of one alert so far. Its view has no paths: they are not looked at again."""
 
+    reference: Reference
     detected_at: float
     seq: int
     last_told_s: float
     last_view: SegmentView
+
+
+@dataclass(frozen=True, slots=True)
+class BookState:
+    """An alert book as it is stored."""
+
+    told: dict[str, _Told]
+    ended: list[tuple[int, SegmentView]]
 
 
 def alert_id_of(epoch: ChannelEpoch, view: SegmentView) -> str:
@@ -150,19 +164,40 @@ class AlertBook:
         due = now_s - told.last_told_s >= self.update_every_s
         return UPDATED if due and view.live_end_s > told.last_view.live_end_s else None
 
-    def _tell(self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> Alert:
-        told = self._told.get(alert_id) or _Told(now_s, 0, now_s, view)
-        alert = self._alert(type_, alert_id, told, view, gaps)
-        self._told[alert_id] = _Told(told.detected_at, told.seq + 1, now_s, view)
+    def end(self, references: Collection[ReferenceId], now_s: int, gaps: list[Gap], reason: str) -> list[Alert]:
+        """Ends every open alert of these references as it was last told."""
+        ended = [(alert_id, told.last_view) for alert_id, told in self._told.items()]
+        return [
+            self._tell(ENDED, alert_id, view, now_s, gaps, reason)
+            for alert_id, view in ended
+            if view.reference in references
+        ]
+
+    def state(self) -> BookState:
+        """All that `restore` needs."""
+        return BookState(self._told, self._ended)
+
+    def restore(self, state: BookState) -> None:
+        """Goes on from there."""
+        self._told, self._ended = state.told, state.ended
+
+    def _tell(
+        self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap], reason: str | None = None
+    ) -> Alert:
+        told = self._told.get(alert_id) or _Told(self._reference(view.reference), now_s, 0, now_s, view)
+        alert = self._alert(type_, alert_id, told, view, gaps, reason)
+        claim = replace(view, paths=())
+        self._told[alert_id] = replace(told, seq=told.seq + 1, last_told_s=now_s, last_view=claim)
         if type_ in (ENDED, RETRACTED):
             del self._told[alert_id]
         if type_ == ENDED:
-            self._ended.append((now_s, view))
+            self._ended.append((now_s, claim))
         return alert
 
-    def _alert(self, type_: str, alert_id: str, told: _Told, view: SegmentView, gaps: list[Gap]) -> Alert:
-        reference = self._reference(view.reference)
-        seconds = view.live_end_s - view.live_start_s
+    def _alert(
+        self, type_: str, alert_id: str, told: _Told, view: SegmentView, gaps: list[Gap], reason: str | None
+    ) -> Alert:
+        reference, seconds = told.reference, view.live_end_s - view.live_start_s
         return Alert(
             id=alert_id,
             type=type_,
@@ -183,8 +218,9 @@ class AlertBook:
             matched_seconds=view.n_live,
             coverage_channel=round(min(1.0, view.n_live / seconds), 3),
             coverage_reference=round((view.ref_end_s - view.ref_start_s) / reference.n_seconds, 3),
-            gaps=tuple(gap for gap in gaps if view.live_start_s - 1 <= gap.at < view.live_end_s),
+            gaps=tuple(gap for gap in gaps if gap.touches(view.live_start_s, view.live_end_s)),
             licence=None,
             model=self.model,
             evidence=None,
+            reason=reason,
         )

@@ -7,8 +7,11 @@ stretched over it. Arrival times come in as arguments; nothing here looks at a c
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 WRAP_S = 2**33 / 90_000  # the 33-bit time stamps of MPEG-TS at 90 kHz
 MAX_JUMP_S = 10.0
@@ -19,12 +22,13 @@ MAX_SILENCE_S = 30.0
 class ChannelEpoch:
     """A stretch of a channel with one unbroken clock; after a silence the same clock may begin another.
 
-    `began_at` is the wall time of its second 0; a file has none.
+    `began_at` is the wall time of its second 0; a file has none. `first_s` is the first second that was seen of it.
     """
 
     channel: str
     name: str
     began_at: datetime | None
+    first_s: int = 0
 
     def wall_time(self, second: float) -> str | None:
         """RFC 3339 in UTC."""
@@ -59,6 +63,27 @@ class StreamClock:
         self._last_s, self._last_arrival = stream_s, arrived_at
         return self.epoch, stream_s
 
+    def position(self) -> dict[str, Any]:
+        """Where the clock stands, as plain values: all that `resume` needs."""
+        assert self.epoch is not None
+        assert self.epoch.began_at is not None
+        assert self._last_arrival is not None
+        return {
+            "epoch": self.epoch.name,
+            "began_at": self.epoch.began_at.isoformat(),
+            "first_s": self.epoch.first_s,
+            "laps_s": self._laps_s,
+            "last_s": self._last_s,
+            "last_arrival": self._last_arrival.isoformat(),
+        }
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Goes on from there: the next picture continues the epoch or begins another, by the rules of any other."""
+        began_at = datetime.fromisoformat(position["began_at"])
+        self.epoch = ChannelEpoch(self.channel, position["epoch"], began_at, position["first_s"])
+        self._laps_s, self._last_s = position["laps_s"], position["last_s"]
+        self._last_arrival = datetime.fromisoformat(position["last_arrival"])
+
     def _is_broken(self, stream_s: float, arrived_at: datetime) -> bool:
         assert self._last_arrival is not None
         waited_s = (arrived_at - self._last_arrival).total_seconds()
@@ -68,4 +93,4 @@ class StreamClock:
 
     def _begin(self, pts_s: float, arrived_at: datetime) -> ChannelEpoch:
         began_at = (arrived_at.astimezone(UTC) - timedelta(seconds=pts_s)).replace(microsecond=0)
-        return ChannelEpoch(self.channel, _rfc3339(began_at), began_at)
+        return ChannelEpoch(self.channel, _rfc3339(began_at), began_at, math.floor(pts_s))

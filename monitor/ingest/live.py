@@ -6,6 +6,7 @@ clock was broken. A stream that cannot wait drops inside the buffer, and each dr
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import random
@@ -15,9 +16,10 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 
 from monitor.ingest.clock import ChannelEpoch, StreamClock
-from monitor.ingest.sources import Sample, SampleBuffer, read_in_thread
+from monitor.ingest.sources import Position, Sample, SampleBuffer, read_in_thread
 from monitor.metrics import Metrics
 from monitor.settings import ChannelSettings
+from reference_db.addresses import redact_url
 from reference_db.decoding import DecodingChild
 from reference_db.errors import MediaError
 
@@ -34,12 +36,22 @@ class LiveSource:
         self.state = "starting"
         self._settings = settings
         self._metrics = metrics
+        self._address = hashlib.sha256(redact_url(settings.url).encode()).hexdigest()[:16]
         self._closed = False
         self._halted = threading.Event()  # nobody reads now
         self._child: DecodingChild | None = None
         self._clock = StreamClock(settings.name)
         self._newest: tuple[ChannelEpoch, int] | None = None
         self._gap_reason = "unseen"
+
+    def resume(self, position: Position) -> None:
+        """What airs until the first picture is a gap; after too long a silence, another epoch begins."""
+        if position.get("address") != self._address:
+            return
+        self._clock.resume(position)
+        assert self._clock.epoch is not None
+        self._newest = (self._clock.epoch, math.floor(position["last_s"]))
+        self._gap_reason = "restart"
 
     async def samples(self) -> AsyncGenerator[Sample, None]:
         """Ends when the source is closed; may be asked for again after its reader failed."""
@@ -73,7 +85,7 @@ class LiveSource:
                     logger.warning("%s; trying again in %.0f s", error, retry_s)
                 self._metrics.channel_up.labels(self.channel).set(0)
                 self.state = reason
-                self._gap_reason = "reconnect"
+                self._gap_reason = "restart" if self._gap_reason == "restart" else "reconnect"
                 if self._halted.wait(retry_s * random.uniform(0.8, 1.2)):
                     break
                 self._metrics.reconnects.labels(self.channel, reason).inc()
@@ -97,11 +109,12 @@ class LiveSource:
                 epoch, stream_s = self._clock.place(frame.second + 0.5, arrived_at)
                 second = math.floor(stream_s)
                 self._metrics.frames_received.labels(self.channel).inc()
-                if self._newest is not None and self._newest[0] is epoch and second <= self._newest[1]:
+                if self._newest is not None and self._newest[0] == epoch and second <= self._newest[1]:
                     self._metrics.frames_dropped.labels(self.channel, "backward").inc()
                     continue
                 self._newest = (epoch, second)
-                if not buffer.put(Sample(epoch, second, frame, arrived_at, self._gap_reason)):
+                position = {"address": self._address, **self._clock.position()}
+                if not buffer.put(Sample(epoch, second, frame, arrived_at, self._gap_reason, position)):
                     break
                 self._gap_reason = "unseen"
         return came

@@ -7,20 +7,26 @@ is skipped was not seen.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from monitor.ingest.clock import ChannelEpoch
 from reference_db.decoding import DecodingChild
 from reference_db.frames import Frame, Mode
 
+ENDS_BYTES = 1 << 20  # of a file's beginning and end that tell it from others
 BUFFER_S = 64  # seconds that may wait between a decoder and the loop
+
+
+Position = Mapping[str, Any]  # plain values, ready for JSON
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,12 +38,17 @@ class Sample:
     frame: Frame
     arrived_at: datetime
     gap_reason: str  # why seconds just before it are missing, where any are
+    position: Position  # from which its source goes on after it
 
 
 class Source(Protocol):
     """What the pipeline asks of a channel."""
 
     channel: str
+
+    def resume(self, position: Position) -> None:
+        """Goes on from where an earlier life stood, before `samples`; a position of another stream is passed over."""
+        ...
 
     def samples(self) -> AsyncGenerator[Sample, None]:
         """What has arrived, oldest first; ends with the stream."""
@@ -133,6 +144,12 @@ class FileSource:
         self._mode: Mode = mode
         self._child: DecodingChild | None = None
         self._closed = False
+        self._done_s = -1  # seconds that an earlier life has handed over
+        self._has_ended = False
+
+    def resume(self, position: Position) -> None:
+        if position.get("file") == self._fingerprint():
+            self._done_s, self._has_ended = position["second"], position.get("ended", False)
 
     async def samples(self) -> AsyncGenerator[Sample, None]:
         """Raises MediaError where the file cannot be read."""
@@ -150,20 +167,34 @@ class FileSource:
             self._child.kill()
 
     def _read(self, buffer: SampleBuffer) -> None:
-        epoch = ChannelEpoch(self.channel, "file", None)
+        if self._has_ended:
+            buffer.end()
+            return
+        file = self._fingerprint()
+        epoch = ChannelEpoch(self.channel, f"file-{file}", None)
         try:
             # Made in this thread, since the child dies with the thread that made it.
             with DecodingChild(str(self.path), mode=self._mode) as self._child:
                 if self._closed:
                     self._child.kill()
-                for sample in self._samples(epoch, self._child.frames()):
-                    if not buffer.put(sample):
+                for frame in self._child.frames():
+                    position = {"file": file, "second": frame.second}
+                    sample = Sample(epoch, frame.second, frame, datetime.now(UTC), "not in the file", position)
+                    if frame.second > self._done_s and not buffer.put(sample):
                         return
         except Exception as error:  # whatever ends the thread must reach the loop
             buffer.end(error)
         buffer.end()
 
-    @staticmethod
-    def _samples(epoch: ChannelEpoch, frames: Iterator[Frame]) -> Iterator[Sample]:
-        for frame in frames:
-            yield Sample(epoch, frame.second, frame, datetime.now(UTC), "not in the file")
+    def _fingerprint(self) -> str:
+        """Which file this is, by its length and its ends: another file of the same name is another stream."""
+        digest = hashlib.sha256()
+        try:
+            with self.path.open("rb") as file:
+                digest.update(file.read(ENDS_BYTES))
+                digest.update(str(length := file.seek(0, os.SEEK_END)).encode())
+                file.seek(max(0, length - ENDS_BYTES))
+                digest.update(file.read(ENDS_BYTES))
+        except OSError:
+            return "unread"  # decoding says what is wrong with it
+        return digest.hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The last seconds of a stream as feature rows, holes marked.
 
 Seconds come in rising order; those left out in between are filled in as unseen, so that every second of the
-stream is in the window exactly once.
+stream is in the window exactly once. Rows are rounded to half precision, as those of references are.
 """
 
 from __future__ import annotations
@@ -33,6 +33,17 @@ class LiveSecond:
         return self.row is not None and self.informative
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowState:
+    """A window as it is stored: its seconds follow each other."""
+
+    first_s: int
+    rows: NDArray[np.float16]  # of the seconds that were seen
+    seen: NDArray[np.bool_]
+    informative: NDArray[np.bool_]
+    novelty: NDArray[np.float64]
+
+
 class FeatureWindow:
     """The newest seconds of one stream epoch."""
 
@@ -51,6 +62,7 @@ class FeatureWindow:
         newest = self.newest_s
         if newest is not None and second <= newest:
             raise ValueError(f"second {second} does not come after {newest}")
+        row = None if row is None else row.astype(np.float16).astype(np.float32)
         added = [] if newest is None else [LiveSecond(s, None, False, 0.0) for s in range(newest + 1, second)]
         added.append(LiveSecond(second, row, informative, self._novelty(row, second)))
         self._seconds.extend(added)
@@ -66,6 +78,34 @@ class FeatureWindow:
     def since(self, second: int) -> list[LiveSecond]:
         """Every second from this one on that is still in the window."""
         return [live for live in self._seconds if live.second >= second]
+
+    def at(self, second: int) -> LiveSecond:
+        """A second that is still in the window, or IndexError."""
+        place = second - self._seconds[0].second
+        if place < 0:
+            raise IndexError(f"second {second} is no longer in the window")
+        return self._seconds[place]
+
+    def state(self) -> WindowState:
+        """All that `restored` needs."""
+        rows = [live.row for live in self._seconds if live.row is not None]
+        return WindowState(
+            self._seconds[0].second if self._seconds else 0,
+            np.stack(rows).astype(np.float16) if rows else np.empty((0, 0), np.float16),
+            np.array([live.row is not None for live in self._seconds], np.bool_),
+            np.array([live.informative for live in self._seconds], np.bool_),
+            np.array([live.novelty for live in self._seconds], np.float64),
+        )
+
+    def restore(self, state: WindowState) -> None:
+        """Goes on from there."""
+        rows = iter(state.rows.astype(np.float32))
+        self._seconds.clear()
+        for n, seen in enumerate(state.seen.tolist()):
+            row = next(rows) if seen else None
+            self._seconds.append(
+                LiveSecond(state.first_s + n, row, bool(state.informative[n]), float(state.novelty[n]))
+            )
 
     def _novelty(self, row: NDArray[np.float32] | None, second: int) -> float:
         if row is None:

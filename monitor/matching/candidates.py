@@ -34,6 +34,13 @@ class _Vote:
     similarity: float
 
 
+@dataclass(frozen=True, slots=True)
+class VoterState:
+    """A voter as it is stored."""
+
+    seconds: list[tuple[int, list[_Vote]]]
+
+
 class Voter:
     """The votes of the last seconds of one channel."""
 
@@ -48,6 +55,14 @@ class Voter:
             self._seconds.popleft()
         self._seconds.append((second, [] if hits is None else self._votes(second, hits, index)))
         return self._count()
+
+    def state(self) -> VoterState:
+        """All that `restore` needs."""
+        return VoterState(list(self._seconds))
+
+    def restore(self, state: VoterState) -> None:
+        """Goes on from there."""
+        self._seconds = deque(state.seconds)
 
     def _votes(self, second: int, hits: Hits, index: ReferenceIndex) -> list[_Vote]:
         """The best hit of each (reference, offset bin)."""

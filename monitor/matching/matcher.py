@@ -7,17 +7,18 @@ before its first vote; votes and open paths keep it alive. Their number and widt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.ingest.windows import FeatureWindow, LiveSecond
-from monitor.matching.candidates import Candidate, Voter
-from monitor.matching.paths import AlignmentPath, PathTracker
+from monitor.ingest.windows import FeatureWindow, LiveSecond, WindowState
+from monitor.matching.candidates import Candidate, Voter, VoterState
+from monitor.matching.paths import AlignmentPath, PathTracker, TrackerState
 from monitor.matching.refining import refine
-from monitor.matching.stitching import PathState, Scoring, SegmentView, Stitcher
-from monitor.matching.tiles import HALO, Band, Cut, MapRow, SimilarityTile, TileMaps
+from monitor.matching.stitching import PathState, Scoring, SegmentState, SegmentView, Stitcher
+from monitor.matching.tiles import HALO, Band, BandState, Cut, MapRow, SimilarityTile, TileMaps
 from reference_db.catalog import ReferenceId
 from reference_db.index import Hits, ReferenceIndex
 
@@ -40,6 +41,48 @@ class Matching:
     min_votes: float = 0.6  # sum of similarities over the voting seconds that opens a band
     refines: bool = True  # read a segment's ends off lines
     scoring: Scoring = field(default_factory=Scoring)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadRow:
+    """What the network read in one row of a band, as it is stored."""
+
+    second: int
+    mask: NDArray[np.float32]
+    step: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadingState:
+    """A band and its paths as they are stored: the newest rows read, the first of them final if `has_undecided`."""
+
+    band: BandState
+    tracker: TrackerState
+    last_vote_s: int
+    weight: float
+    rows: list[ReadRow]
+    has_undecided: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MatcherState:
+    """The matching of one channel epoch between two seconds, as it is stored."""
+
+    window: WindowState
+    voter: VoterState
+    readings: list[ReadingState]
+    done: dict[ReferenceId, list[tuple[int, range]]]
+    segments: list[SegmentState]
+    features: dict[ReferenceId, str]  # SHA-256 of the features of each reference in use
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _InUse:
+    """A reference that a band or a segment names."""
+
+    rows: NDArray[np.float32]
+    informative: NDArray[np.bool_]
+    features_sha256: str
 
 
 @dataclass(slots=True, eq=False)
@@ -78,6 +121,26 @@ class _Reading:
         self.ended = []
         return states
 
+    def state(self) -> ReadingState:
+        """All that `restored` needs."""
+        undecided = self.tracker.undecided
+        rows = ([undecided] if undecided is not None else []) + self.provisional
+        return ReadingState(
+            self.band.state(),
+            self.tracker.state(),
+            self.last_vote_s,
+            self.weight,
+            [ReadRow(row.live_s, row.mask, row.step) for row in rows],
+            undecided is not None,
+        )
+
+    def restore(self, state: ReadingState, at: Callable[[int], LiveSecond]) -> None:
+        """Goes on from there; `at` gives the stream's seconds."""
+        self.band.restore(state.band, at)
+        rows = [self.band.mapped(row.second, row.mask, row.step) for row in state.rows]
+        self.tracker.restore(state.tracker, rows[0] if state.has_undecided else None)
+        self.provisional = rows[1:] if state.has_undecided else rows
+
     def follow(self) -> None:
         """Moves the window of columns on when a path nears its right border."""
         heads, columns = self.tracker.heads(), self.band.columns
@@ -95,8 +158,8 @@ class Matcher:
         self._voter = Voter(matching.min_similarity, matching.min_votes)
         self._readings: list[_Reading] = []
         self._done: dict[ReferenceId, list[tuple[int, range]]] = {}  # closed bands: last final second, columns
-        self._rows: dict[ReferenceId, tuple[NDArray[np.float32], NDArray[np.bool_]]] = {}
-        self._stitcher = Stitcher(matching.scoring, lambda reference: self._rows[reference][0], self.window.row)
+        self._in_use: dict[ReferenceId, _InUse] = {}
+        self._stitcher = Stitcher(matching.scoring, lambda reference: self._in_use[reference].rows, self.window.row)
         self._cuts: list[tuple[_Reading, Cut]] = []
         self._live: LiveSecond | None = None
 
@@ -141,7 +204,49 @@ class Matcher:
 
     def refined(self, view: SegmentView) -> SegmentView:
         """The view with its ends read off lines: for what is told, since it costs more than a second's matching."""
-        return refine(view, self.window, *self._rows[view.reference]) if self.matching.refines else view
+        if not self.matching.refines:
+            return view
+        reference = self._in_use[view.reference]
+        return refine(view, self.window, reference.rows, reference.informative)
+
+    def state(self) -> MatcherState:
+        """All that `restore` needs, between two seconds."""
+        return MatcherState(
+            self.window.state(),
+            self._voter.state(),
+            [reading.state() for reading in self._readings],
+            self._done,
+            self._stitcher.state(),
+            {reference: used.features_sha256 for reference, used in self._in_use.items()},
+        )
+
+    def restore(self, state: MatcherState, index: ReferenceIndex) -> set[ReferenceId]:
+        """Goes on from there. The references in use that went or changed meanwhile, whose paths are dropped."""
+        self.window.restore(state.window)
+        self._voter.restore(state.voter)
+        newest_s = self.window.newest_s
+        self._live = None if newest_s is None else self.window.at(newest_s)
+        self._done = state.done
+        gone = set()
+        for reference, features_sha256 in state.features.items():
+            place = index.place(reference)
+            if place is None or index.references[place].features_sha256 != features_sha256:
+                gone.add(reference)
+            else:
+                self._in_use[reference] = _in_use(index, place)
+        self._stitcher.restore(segment for segment in state.segments if segment.reference not in gone)
+        for stored in state.readings:
+            if stored.band.reference not in gone:
+                self._readings.append(self._reading(stored))
+        return gone
+
+    def _reading(self, stored: ReadingState) -> _Reading:
+        used, kept = self._in_use[stored.band.reference], stored.band
+        band = Band(kept.reference, used.rows, used.informative, kept.first_live_s, kept.columns)
+        tracker = PathTracker(self.matching.tau, self.matching.sigma)
+        reading = _Reading(band, tracker, stored.last_vote_s, stored.weight)
+        reading.restore(stored, self.window.at)
+        return reading
 
     def _vote(self, candidate: Candidate, second: int, index: ReferenceIndex) -> None:
         for reading in self._readings:
@@ -158,7 +263,7 @@ class Matcher:
     def _open(self, candidate: Candidate, second: int, index: ReferenceIndex) -> None:
         place = index.place(candidate.reference)
         assert place is not None
-        rows, n = index.rows(place), index.references[place].n_seconds
+        used, n = _in_use(index, place), index.references[place].n_seconds
         start = 0 if n <= WIDE else max(0, min(candidate.ref_s - BEHIND, n - WIDE))
         columns = range(start, min(n, start + WIDE))
         first = second - BACK_FILL_S
@@ -166,10 +271,10 @@ class Matcher:
             if old.start < columns.stop and columns.start < old.stop:
                 first = max(first, last + 1)  # what a closed band has read is not read again
         seconds = self.window.since(first)
-        band = Band(candidate.reference, rows, index.informative(place), seconds[0].second, columns)
+        band = Band(candidate.reference, used.rows, used.informative, seconds[0].second, columns)
         tracker = PathTracker(self.matching.tau, self.matching.sigma)
         reading = _Reading(band, tracker, second, candidate.weight)
-        self._rows[candidate.reference] = (rows, index.informative(place))
+        self._in_use[candidate.reference] = used
         self._readings.append(reading)
         for live in seconds:
             band.push(live)
@@ -197,9 +302,13 @@ class Matcher:
             if (recent := [band for band in bands if band[0] > second - BACK_FILL_S])
         }
         needed = self._stitcher.references() | {reading.band.reference for reading in self._readings}
-        for reference in self._rows.keys() - needed:
-            del self._rows[reference]
+        for reference in self._in_use.keys() - needed:
+            del self._in_use[reference]
 
     def _retire(self, reading: _Reading, last_final_s: int) -> None:
         self._readings.remove(reading)
         self._done.setdefault(reading.band.reference, []).append((last_final_s, reading.band.columns))
+
+
+def _in_use(index: ReferenceIndex, place: int) -> _InUse:
+    return _InUse(index.rows(place), index.informative(place), index.references[place].features_sha256)

@@ -184,6 +184,14 @@ class _Walker:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TrackerState:
+    """A tracker as it is stored."""
+
+    walkers: list[_Walker]
+    visited: dict[int, set[int]]
+
+
 class PathTracker:
     """Walks every path of one band through its rows as they become final."""
 
@@ -233,6 +241,19 @@ class PathTracker:
             if path := ahead.path():
                 paths.append(path)
         return paths
+
+    @property
+    def undecided(self) -> MapRow | None:
+        """The newest row pushed: the one whose starts are not decided yet."""
+        return self._previous
+
+    def state(self) -> TrackerState:
+        """All that `restore` needs, but for the undecided row."""
+        return TrackerState(self._walkers, self._visited)
+
+    def restore(self, state: TrackerState, undecided: MapRow | None) -> None:
+        """Goes on from there."""
+        self._walkers, self._visited, self._previous = state.walkers, state.visited, undecided
 
     def _begin(self, row: MapRow, below: MapRow | None) -> None:
         """Decide the starts of `row`; every older path has passed `below`, the row after it."""

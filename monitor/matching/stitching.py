@@ -118,6 +118,16 @@ class _Segment:
         return any(_continues(path, state.path, join_s) for state in self.paths.values())
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentState:
+    """A segment as it is stored; each path with whether it is open."""
+
+    reference: ReferenceId
+    start: tuple[int, int]
+    paths: list[tuple[AlignmentPath, bool]]
+    closed: bool
+
+
 def _continues(path: AlignmentPath, old: AlignmentPath, join_s: int) -> bool:
     """Whether `path` goes on where `old` stopped, or runs beside it."""
     live_gap, ref_gap = path.first[0] - old.last[0], path.first[1] - old.last[1]
@@ -170,6 +180,30 @@ class Stitcher:
     def references(self) -> set[ReferenceId]:
         """References of which a segment is open or remembered."""
         return {segment.reference for segment in self._segments}
+
+    def state(self) -> list[SegmentState]:
+        """All that `restore` needs: every open path is told again before it is looked at, so `ahead` is left out."""
+        return [
+            SegmentState(
+                segment.reference,
+                segment.start,
+                [(state.path, state.is_open) for state in segment.paths.values()],
+                segment.closed,
+            )
+            for segment in self._segments
+        ]
+
+    def restore(self, states: Iterable[SegmentState]) -> None:
+        """Goes on from there."""
+        self._segments = [
+            _Segment(
+                state.reference,
+                state.start,
+                {path.start: PathState(state.reference, path, path, is_open) for path, is_open in state.paths},
+                state.closed,
+            )
+            for state in states
+        ]
 
     def _place(self, state: PathState) -> None:
         for segment in self._segments:

@@ -9,6 +9,7 @@ time, not the moment reading began, so a replay from anywhere cuts the same tile
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +78,31 @@ class _Row:
     columns: range
     similarity: NDArray[np.float32]
 
+    def mapped(self, mask: NDArray[np.float32], step: NDArray[np.uint8], informative: NDArray[np.bool_]) -> MapRow:
+        """The row with what the network read in it."""
+        counts = informative[self.columns.start : self.columns.stop]
+        counts = counts if self.live.counts else np.zeros_like(counts)
+        return MapRow(self.live.second, self.columns.start, self.similarity, mask, step, counts, self.live.novelty)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowState:
+    """A band's row as it is stored: similarities in grains, since they are rounded to them."""
+
+    second: int
+    columns: range
+    grains: NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BandState:
+    """A band as it is stored; the reference's own rows are not."""
+
+    reference: ReferenceId
+    first_live_s: int
+    columns: range
+    rows: list[RowState]
+
 
 class Band:
     """One reference's matrix as it is read: the newest rows of a window of columns."""
@@ -115,6 +141,24 @@ class Band:
             similarity = np.where(self._informative[columns.start : columns.stop], similarity, np.float32(0))
             similarity = (np.round(similarity * GRAIN) / GRAIN).astype(np.float32)
         self._rows.append(_Row(live, columns, similarity))
+
+    def mapped(self, second: int, mask: NDArray[np.float32], step: NDArray[np.uint8]) -> MapRow:
+        """One of the newest rows, with what the network read in it."""
+        (row,) = (row for row in self._rows if row.live.second == second)
+        return row.mapped(mask, step, self._informative)
+
+    def state(self) -> BandState:
+        """All that `restore` needs."""
+        rows = [
+            RowState(row.live.second, row.columns, np.round(row.similarity * GRAIN).astype(np.int16))
+            for row in self._rows
+        ]
+        return BandState(self.reference, self.first_live_s, self.columns, rows)
+
+    def restore(self, state: BandState, at: Callable[[int], LiveSecond]) -> None:
+        """Goes on from there; `at` gives the stream's seconds."""
+        for row in state.rows:
+            self._rows.append(_Row(at(row.second), row.columns, (row.grains / GRAIN).astype(np.float32)))
 
     def cut(self) -> Cut:
         """Tiles over the newest rows, left to right."""
@@ -165,17 +209,5 @@ class Cut:
         for row in self._rows[-HALO - 1 :]:
             at = row.live.second - self.newest_s + HALO
             span = slice(row.columns.start - start, row.columns.stop - start)
-            counts = self._informative[row.columns.start : row.columns.stop]
-            counts = counts if row.live.counts else np.zeros_like(counts)
-            out.append(
-                MapRow(
-                    row.live.second,
-                    row.columns.start,
-                    row.similarity,
-                    mask[at, span],
-                    step[at, span],
-                    counts,
-                    row.live.novelty,
-                )
-            )
+            out.append(row.mapped(mask[at, span], step[at, span], self._informative))
         return out

@@ -69,7 +69,7 @@ def test_our_row_is_what_the_pipeline_does() -> None:
     watch = Watch(library, models, settings, Metrics(CollectorRegistry()))
     epoch, blank = ChannelEpoch("ch0", "file", None), np.zeros((192, 192, 3), np.uint8)
     now = datetime(2026, 11, 16, tzinfo=UTC)
-    samples = [Sample(epoch, second, Frame(second, second, blank), now, "") for second in range(len(AIR.rows))]
+    samples = [Sample(epoch, second, Frame(second, second, blank), now, "", {}) for second in range(len(AIR.rows))]
     outcomes = watch.push(samples, [(row, True) for row in AIR.rows])
     alerts = [alert for outcome in outcomes for alert in outcome.alerts] + watch.finish()
     told = [
