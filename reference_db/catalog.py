@@ -16,22 +16,21 @@ each change, since SQLite would take a damaged one for one that was never finish
 import errno
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import struct
+import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import apsw
 
 from reference_db.errors import (
-    CatalogError,
     CatalogLocked,
     DamagedReference,
     ReferenceExists,
@@ -46,9 +45,22 @@ from reference_db.references import (
     check_id,
     check_words,
     features_of,
-    from_record,
     packed,
-    record,
+)
+from reference_db.tables import (
+    Row,
+    Salvage,
+    Tally,
+    generation_of,
+    hashed,
+    is_made,
+    is_right,
+    make,
+    reference_of,
+    row_of,
+    salvage,
+    select,
+    tally_problem,
 )
 
 __all__ = ["FEATURE_SIZE", "Catalog", "Contents", "Reference", "ReferenceFeatures", "ReferenceId", "check_id"]
@@ -56,24 +68,8 @@ __all__ = ["FEATURE_SIZE", "Catalog", "Contents", "Reference", "ReferenceFeature
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_MS = 5000
-SCHEMA_VERSION = 2
-SCHEMA = (
-    """CREATE TABLE reference (
-    id TEXT PRIMARY KEY, content_sha256 TEXT NOT NULL, features_sha256 TEXT NOT NULL, record TEXT NOT NULL,
-    row_sha256 TEXT NOT NULL
-) STRICT, WITHOUT ROWID""",
-    "CREATE INDEX reference_by_content ON reference (content_sha256)",
-    """CREATE TABLE quarantine (
-    id TEXT PRIMARY KEY, reason TEXT NOT NULL, row_sha256 TEXT NOT NULL
-) STRICT, WITHOUT ROWID""",
-    """CREATE TABLE library (
-    generation INTEGER NOT NULL, n_rows INTEGER NOT NULL, tally TEXT NOT NULL, row_sha256 TEXT NOT NULL
-) STRICT""",
-)
 THUMBNAIL = struct.Struct("<QII")  # offset, length and CRC-32 of one second's JPEG; length 0 where there is none
 REPAIR = "run `copywatch refs verify --repair`, which makes it again from the feature files"
-
-Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +103,33 @@ class Catalog:
             catalog = cls(data_dir, _locked(data_dir))
         try:
             with _told(data_dir):
-                catalog._create()
+                catalog._connect_to_write()
                 catalog._clear_away_garbage()
         except BaseException:
             catalog.close()
             raise
         return catalog
+
+    @classmethod
+    def make_again(cls, data_dir: Path, choose: Callable[[Salvage], Iterable[Reference]]) -> Path:
+        """Puts a catalogue of the chosen references in the place of one that may be damaged, which is kept aside.
+
+        `choose` is told what can still be read and says which references there are; their files must be. Where the old
+        catalogue was kept comes back.
+        """
+        path = data_dir / "catalog.sqlite"
+        with _told(data_dir):
+            lock = _locked(data_dir)
+            try:
+                found = salvage(data_dir)
+                references = list(choose(found))
+                kept = _copied_aside(path)
+                # Monitors look whether the number is another one; the clock's is, where the old one is not known.
+                generation = int(time.time()) if found.generation is None else found.generation + 1
+                _create(path, references, generation)
+            finally:
+                os.close(lock)
+        return kept
 
     def __enter__(self) -> Self:
         return self
@@ -132,21 +149,20 @@ class Catalog:
             self._lock = None
 
     def generation(self) -> int:
-        """A number that grows with every add and remove."""
-        rows = self._select("SELECT * FROM library")
-        return int(rows[0][0]) if rows else 0
+        """A number that grows with every change; -1 while it is damaged."""
+        return generation_of(self._select("library"))
 
     def contents(self) -> Contents:
         """All that is there, as of one moment: the references, the damaged among them, and whether rows are gone."""
         library, rows, quarantine = self._read()
-        references, damaged = [], {ReferenceId(row[0]): str(row[1]) for row in quarantine}
+        references, damaged = [], {ReferenceId(str(row[0])): str(row[1]) for row in quarantine}
         for row in rows:
-            if not _is_right(row):
-                damaged[ReferenceId(row[0])] = "its row in the catalogue has changed on disk"
+            if not is_right(row):
+                damaged[ReferenceId(str(row[0]))] = "its row in the catalogue has changed on disk"
             elif row[0] not in damaged:
-                references.append(_reference(row))
-        problem = _tally_problem(library, rows, quarantine)
-        return Contents(int(library[0][0]) if library else 0, tuple(references), damaged, problem)
+                references.append(reference_of(row))
+        problem = tally_problem(library, rows, quarantine)
+        return Contents(generation_of(library), tuple(references), damaged, problem)
 
     def references(self) -> tuple[Reference, ...]:
         """All references that may be searched, sorted by id; `contents` tells the damaged ones."""
@@ -154,12 +170,12 @@ class Catalog:
 
     def get(self, id: ReferenceId) -> Reference:
         """The reference of this id, or UnknownReference, or DamagedReference."""
-        return _reference(self._row(id))
+        return reference_of(self._row(id))
 
     def by_content(self, sha256: str) -> Reference | None:
         """The reference made from a file with these bytes."""
-        rows = self._select("SELECT * FROM reference WHERE content_sha256 = ? ORDER BY id", sha256)
-        return _reference(rows[0]) if rows else None
+        rows = self._select("reference", "content_sha256", sha256)
+        return reference_of(rows[0]) if rows else None
 
     def features(self, id: ReferenceId) -> ReferenceFeatures:
         """The reference's features, as they were written, or DamagedReference."""
@@ -197,7 +213,7 @@ class Catalog:
 
         Raises ReferenceExists when the id is taken. Thumbnails are one JPEG per second, empty where there is none.
         """
-        if self._select("SELECT id FROM reference WHERE id = ?", check_id(reference.id)):
+        if self._select("reference", "id", check_id(reference.id)):
             raise ReferenceExists(f"The id {reference.id} is taken; choose another with --id, or remove it first.")
         reference = self._store(reference, features, thumbnails, instead_of=None)
         logger.info("added reference %s: %d s", reference.id, reference.n_seconds)
@@ -224,11 +240,11 @@ class Catalog:
 
     def quarantine(self, reasons: dict[ReferenceId, str]) -> None:
         """Makes these, and no others, the references that are kept out of every search until they are whole again."""
-        stored = self._select("SELECT * FROM quarantine ORDER BY id")
+        stored = self._select("quarantine")
         if {row[0]: row[1] for row in stored} == reasons:
             return
         with _told(self.data_dir):
-            self._change(minus=stored, plus=[_hashed((id, reason)) for id, reason in sorted(reasons.items())])
+            self._change(minus=stored, plus=[hashed((id, reason)) for id, reason in sorted(reasons.items())])
 
     def features_path(self, reference: Reference) -> Path:
         """Where its features are."""
@@ -246,7 +262,11 @@ class Catalog:
 
     def faults(self) -> list[str]:
         """What SQLite itself finds wrong with the catalogue's pages."""
-        return [str(row[0]) for row in self._select("PRAGMA integrity_check") if row[0] != "ok"]
+        with _told(self.data_dir):
+            if self._connection is None and not self._connect_to_read():
+                return []
+            assert self._connection is not None
+            return [str(row[0]) for row in self._connection.execute("PRAGMA integrity_check") if row[0] != "ok"]
 
     def _store(
         self,
@@ -283,16 +303,18 @@ class Catalog:
         assert self._connection is not None
         try:
             with self._connection as db:
-                tally = _Tally.read(db)
+                tally = Tally.read(db)
                 for row in minus:
-                    tally.take(db.execute("DELETE FROM quarantine WHERE id = ? RETURNING *", (row[0],)))
+                    tally.take(select(db, "quarantine", "id", row[0]))
+                    db.execute("DELETE FROM quarantine WHERE id = ?", (row[0],))
                     if len(row) > 3:
-                        tally.take(db.execute("DELETE FROM reference WHERE id = ? RETURNING *", (row[0],)))
+                        tally.take([row])
+                        db.execute("DELETE FROM reference WHERE id = ?", (row[0],))
                 for row in plus:
                     table = "quarantine VALUES (?, ?, ?)" if len(row) == 3 else "reference VALUES (?, ?, ?, ?, ?)"
                     db.execute(f"INSERT INTO {table}", row)
                     tally.put(row)
-                if not all(map(_is_right, minus)):
+                if not all(map(is_right, minus)):
                     tally.recount(db)
                 tally.write(db)
         except (apsw.IOError, apsw.FullError):
@@ -300,7 +322,11 @@ class Catalog:
             # the library next finds out.
             self.close()
             raise
-        self._empty_log()
+        try:
+            self._empty_log()
+        except (apsw.IOError, apsw.FullError) as error:
+            logger.warning("the catalogue's log could not be emptied: %s", error)
+            self.close()  # what was committed stands, but nothing more goes through this connection
 
     def _empty_log(self) -> None:
         """Moves the change from the log to its place; where a reader stands in the way, the next change does it."""
@@ -309,13 +335,10 @@ class Catalog:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.BusyError:
             logger.info("a reader holds the catalogue's log; it is emptied with the next change")
-        except (apsw.IOError, apsw.FullError) as error:
-            logger.warning("the catalogue's log could not be emptied: %s", error)
-            self.close()  # what was committed stands, but nothing more goes through this connection
 
     def _check_writable(self) -> None:
         if self._lock is None or self._connection is None:
-            raise CatalogError(f"The library in {self.data_dir} is open for reading only, or was closed by a fault.")
+            raise StorageError(f"The library in {self.data_dir} is open for reading only, or was closed by a fault.")
 
     def _remove_files(self, row: Row, keep: Reference | None) -> None:
         """Removes the files that this row named; the change stands, so what cannot go now goes at the next open."""
@@ -327,13 +350,13 @@ class Catalog:
             logger.warning("files of %s could not be removed yet: %s", row[0], error)
 
     def _files_of(self, row: Row) -> list[Path]:
-        if not _is_right(row):  # then it may name the wrong ones
+        if not is_right(row):  # then it may name the wrong ones
             return [path for path in self.files() if path.name.rsplit(".", 2)[0] == row[0]]
-        reference = _reference(row)
+        reference = reference_of(row)
         return [self.features_path(reference), self.thumbnails_path(reference)]
 
     def _row(self, id: ReferenceId) -> Row:
-        rows = self._select("SELECT * FROM reference WHERE id = ?", id)
+        rows = self._select("reference", "id", id)
         if not rows or rows[0][0] != id:
             raise UnknownReference(f"There is no reference {id}; `copywatch refs list` shows those there are.")
         return rows[0]
@@ -345,17 +368,15 @@ class Catalog:
                 return [], [], []
             assert self._connection is not None
             with self._connection as db:  # one transaction, whatever a writer does meanwhile
-                library = list(db.execute("SELECT * FROM library"))
-                rows = list(db.execute("SELECT * FROM reference ORDER BY id"))
-                quarantine = list(db.execute("SELECT * FROM quarantine ORDER BY id"))
-            return library, rows, quarantine
+                return select(db, "library"), select(db, "reference"), select(db, "quarantine")
+        raise AssertionError  # `with` of a connection passes every error on
 
-    def _select(self, sql: str, *values: str) -> list[Row]:
+    def _select(self, table: str, column: str = "", value: str = "") -> list[Row]:
         with _told(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return []
             assert self._connection is not None
-            return list(self._connection.execute(sql, values))
+            return select(self._connection, table, column, value)
 
     def _connect_to_read(self) -> bool:
         """Whether there is a library to read; until a writer has made one there is not."""
@@ -364,31 +385,27 @@ class Catalog:
             return False
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)
-        if not _is_made(connection):
+        if not is_made(connection):
             connection.close()
             return False
         self._connection = connection
         return True
 
-    def _create(self) -> None:
+    def _connect_to_write(self) -> None:
         path = self.data_dir / "catalog.sqlite"
-        self._connection = db = apsw.Connection(str(path))
+        if not path.exists():
+            _create(path)
+        self._connection = db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
         db.set_busy_timeout(BUSY_TIMEOUT_MS)
-        db.pragma("journal_mode", "wal")
+        if not is_made(db):
+            raise apsw.CorruptError("it is empty")
         db.pragma("synchronous", "full")
-        if not _is_made(db):
-            with db:
-                for statement in SCHEMA:
-                    db.execute(statement)
-                _Tally(-1, 0, 0).write(db, new=True)
-                db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            _sync_directory(self.data_dir)
         self._empty_log()
 
     def _clear_away_garbage(self) -> None:
         """Removes what a writer left that did not live to write the row; not while a row may be gone or misread."""
         library, rows, quarantine = self._read()
-        if _tally_problem(library, rows, quarantine) or not all(map(_is_right, rows)):
+        if tally_problem(library, rows, quarantine) or not all(map(is_right, rows)):
             logger.warning("the catalogue is damaged; %s", REPAIR)
             return
         known = {path for row in rows for path in self._files_of(row)}
@@ -396,94 +413,6 @@ class Catalog:
             if path not in known:
                 logger.warning("cleared away %s, left by an interrupted writer", path.name)
                 path.unlink()
-
-
-@dataclass(slots=True)
-class _Tally:
-    """How many rows there are, and the sum of their hashes: what a row that is gone does not fit any more."""
-
-    generation: int
-    n_rows: int
-    total: int
-
-    @classmethod
-    def of(cls, generation: int, rows: Iterable[Row]) -> Self:
-        tally = cls(generation, 0, 0)
-        for row in rows:
-            tally.put(row)
-        return tally
-
-    @classmethod
-    def read(cls, db: apsw.Connection) -> Self:
-        library = list(db.execute("SELECT * FROM library"))
-        if len(library) != 1 or not _is_right(library[0]):
-            raise apsw.CorruptError("the tally of its rows has changed")
-        generation, n_rows, total, _ = library[0]
-        return cls(generation, n_rows, int(total, 16))
-
-    def put(self, row: Row) -> None:
-        self.n_rows += 1
-        self.total = (self.total + _number(row)) % (1 << 256)
-
-    def take(self, rows: Iterable[Row]) -> None:
-        for row in rows:
-            self.n_rows -= 1
-            self.total = (self.total - _number(row)) % (1 << 256)
-
-    def recount(self, db: apsw.Connection) -> None:
-        """Counts anew, since a damaged row was taken out; not where rows are gone, which would hide that."""
-        rows = [*db.execute("SELECT * FROM reference"), *db.execute("SELECT * FROM quarantine")]
-        if len(rows) == self.n_rows:
-            self.total = _Tally.of(0, rows).total
-
-    def row(self) -> Row:
-        return _hashed((self.generation, self.n_rows, f"{self.total:064x}"))
-
-    def write(self, db: apsw.Connection, *, new: bool = False) -> None:
-        """Writes it as the next generation."""
-        self.generation += 1
-        if not new:
-            db.execute("DELETE FROM library")
-        db.execute("INSERT INTO library VALUES (?, ?, ?, ?)", self.row())
-
-
-def row_of(reference: Reference) -> Row:
-    """The reference as the catalogue keeps it."""
-    return _hashed((reference.id, reference.content_sha256, reference.features_sha256, record(reference)))
-
-
-def _hashed(row: Row) -> Row:
-    return (*row, hashlib.sha256(json.dumps(row).encode()).hexdigest())
-
-
-def _is_right(row: Row) -> bool:
-    return _hashed(row[:-1]) == row
-
-
-def _number(row: Row) -> int:
-    """The hash of a row as a number: of one that is damaged what its bytes give, which fits no tally."""
-    return int(_hashed(row[:-1])[-1], 16)
-
-
-def _tally_problem(library: list[Row], rows: list[Row], quarantine: list[Row]) -> str | None:
-    """What is wrong with the catalogue that no row of a reference tells by itself."""
-    if not library and not rows:
-        return None  # there is no library yet
-    if len(library) != 1 or not _is_right(library[0]):
-        return "the tally of its rows has changed on disk"
-    generation, n_rows = library[0][:2]
-    n_found = len(rows) + len(quarantine)
-    if n_found < n_rows:
-        return f"{n_rows - n_found} of {n_rows} rows are gone"
-    if n_found == n_rows and not all(map(_is_right, rows)):
-        return None  # that row is named
-    return None if _Tally.of(generation, [*rows, *quarantine]).row() == library[0] else "rows have changed on disk"
-
-
-def _reference(row: Row) -> Reference:
-    if not _is_right(row):
-        raise DamagedReference(row[0], "its row in the catalogue has changed on disk")
-    return from_record(row[3], row[2])
 
 
 def _packed_thumbnails(thumbnails: Sequence[bytes]) -> bytes:
@@ -508,6 +437,28 @@ def _write_file(path: Path, content: bytes) -> None:
         aside.unlink(missing_ok=True)
         raise
     _sync_directory(path.parent)
+
+
+def _create(path: Path, references: Iterable[Reference] = (), generation: int = 0) -> None:
+    """Makes a catalogue of these aside and puts it in its place, so that no reader meets one that is half made."""
+    aside = path.with_name(path.name + ".part")
+    for leftover in path.parent.glob(aside.name + "*"):
+        leftover.unlink()
+    make(aside, references, generation)
+    for log in (path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
+        log.unlink(missing_ok=True)  # one of a catalogue that was there would be taken for this one's
+    aside.rename(path)
+    _sync_directory(path.parent)
+
+
+def _copied_aside(path: Path) -> Path:
+    """Where a copy of the file was put, beside it."""
+    number = 1
+    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
+        number += 1
+    if path.exists():
+        _write_file(kept, path.read_bytes())
+    return kept
 
 
 def _make_directories(data_dir: Path) -> None:
@@ -538,21 +489,6 @@ def _locked(data_dir: Path) -> int:
             f"Another process is changing the library in {data_dir}; try again when it is done."
         ) from None
     return handle
-
-
-def _is_made(connection: apsw.Connection) -> bool:
-    """Whether the catalogue has its tables; raises StorageError where they are not those that we make."""
-    version = connection.pragma("user_version")
-    if version > SCHEMA_VERSION:
-        raise StorageError(f"This library was made by a newer Copywatch (format {version}); use that version.")
-    tables = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
-    if version == 0 and not tables:
-        return False
-    if version == 1:
-        raise StorageError("This library was made by an older Copywatch (format 1); move it away and register anew.")
-    if version != SCHEMA_VERSION or tables != set(SCHEMA):
-        raise apsw.CorruptError("its tables are not those that were made")
-    return True
 
 
 @contextmanager

@@ -14,17 +14,33 @@ find_python() {
     return 1
 }
 
+# install_debian PACKAGES...    installs those that are missing; says in a sentence what to do where it cannot
+install_debian() {
+    local package missing=() become=()
+    for package in "$@"; do
+        if ! dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q '^install ok installed'; then
+            missing+=("$package")
+        fi
+    done
+    if [ ${#missing[@]} = 0 ]; then
+        return
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        become=(sudo -n)
+    fi
+    if ! command -v apt-get >/dev/null || ! "${become[@]}" true 2>/dev/null; then
+        echo "These packages are needed and cannot be installed from here; on Debian: sudo apt-get install ${missing[*]}" >&2
+        return 1
+    fi
+    "${become[@]}" apt-get update -qq
+    "${become[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+}
+
 make_venv() {
     local python
     python=$(find_python)
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        # Debian keeps this part of Python in a package of its own.
-        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-            apt-get update -qq && apt-get install -y -qq python3-venv
-        else
-            echo "This Python cannot make virtual environments; on Debian: sudo apt-get install python3-venv" >&2
-            return 1
-        fi
+        install_debian python3-venv # Debian keeps this part of Python in a package of its own
     fi
     "$python" -m venv --clear .venv
 }

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""Breaks Copywatch on purpose, over and over, and says whether it kept its promises.
+
+    scripts/chaos.py storage                 the library: kills, failing disks, power cuts, flipped bytes
+    scripts/chaos.py storage --seed 7 --json
+
+Each part prints its figures and ends with 0 only if every promise held. `scripts/test` runs a short sample of each.
+Needs what the tests need (`scripts/test` installs it) and, for the library, Debian's package strace.
+"""
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+Say = Callable[[str], None]
+Part = dict[str, Any]  # figures; `wrong` says how often a promise was broken, `caught` whether a wrong writer was seen
+
+
+def storage(args: argparse.Namespace, say: Say) -> dict[str, Part]:
+    """The library: every system call, every disk fault, random kills, power cuts, flipped bytes, wrong writers."""
+    from tests.chaos import flips, power, storage
+
+    if shutil.which("strace") is None:
+        raise SystemExit("chaos: this needs strace; on Debian: apt-get install strace")
+    sample = None if args.sample == 0 else args.sample
+    parts: dict[str, Part] = {}
+
+    def run(name: str, trial: Callable[[], Any]) -> None:
+        began = time.monotonic()
+        say(name)
+        parts[name] = trial().figures()
+        say(f"  {json.dumps(parts[name])}  ({time.monotonic() - began:.0f} s)")
+
+    run("kill at every system call", lambda: storage.kill_points(storage.OPERATIONS, sample, args.seed, say))
+    run("disk fault at every call", lambda: storage.disk_faults(storage.OPERATIONS, sample, args.seed, say))
+    run("random kills", lambda: storage.random_kills(args.kills, args.seed))
+    run("power cuts", lambda: power.cuts(storage.OPERATIONS, args.cuts, args.seed))
+    run("flipped bytes", lambda: flips.flip_bytes(args.flips, args.seed))
+    for operation in storage.WRONG:
+        run(f"control: {operation.name}", lambda one=operation: storage.kill_points([one], None, args.seed))  # type: ignore[misc]
+    for forgotten in power.FORGOTTEN:
+        run(f"control: {forgotten}", lambda one=forgotten: power.cuts(storage.OPERATIONS, args.cuts, args.seed, one))  # type: ignore[misc]
+    return parts
+
+
+def broken(parts: dict[str, Part]) -> list[str]:
+    """What did not go as promised; a control that nobody noticed is as bad as a promise that was broken."""
+    return [name for name, part in parts.items() if bool(part["wrong"]) != name.startswith("control: ")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else on stdout")
+    parser.add_argument("--seed", type=int, default=0)
+    commands = parser.add_subparsers(required=True, dest="command")
+    library = commands.add_parser("storage", help="the library of references")
+    library.add_argument("--sample", type=int, default=0, help="points per operation; 0 is all of them")
+    library.add_argument("--kills", type=int, default=3000, help="random kills")
+    library.add_argument("--cuts", type=int, default=100, help="power cuts per operation")
+    library.add_argument("--flips", type=int, default=2000, help="flipped bytes")
+    library.set_defaults(run=storage)
+    args = parser.parse_args(arguments)
+    logging.disable(logging.CRITICAL)  # what the library says of each repair is not news here
+    parts = args.run(args, lambda line: print(line, file=sys.stderr if args.json else sys.stdout, flush=True))
+    if args.json:
+        print(json.dumps(parts, indent=2))
+    wrong = broken(parts)
+    if wrong:
+        print(f"chaos: not as promised: {', '.join(wrong)}", file=sys.stderr)
+    return bool(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

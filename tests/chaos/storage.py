@@ -1,0 +1,556 @@
+"""Writers of the library that die, and disks that fail, at every system call; what is left is held against the promise.
+
+An operation runs in a forked child that strace holds: it is killed on entering its n-th system call of a kind, or that
+call fails with an error of the disk. Whatever happens, the library is then as it was before the operation or as it is
+after it, whole; after it if that was acknowledged; and the next process works on. `WRONG` are operations that break one
+rule each, so that it can be seen that the checks would notice.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import reference_db.catalog as catalog_module
+from reference_db.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
+from reference_db.errors import CatalogError, CatalogLocked, UnknownReference
+
+FILM, NEWS, GAME = ReferenceId("film"), ReferenceId("news"), ReferenceId("game")
+N_SECONDS = 10
+SHARED_MEMORY = Path("/dev/shm")  # a kill does not ask for the disk, and memory is faster
+TRACED = "%file,%desc"  # what a writer asks of the system about files
+DISK_CALLS = (  # those that a failing disk fails, and how; opening and making may also meet a full table
+    *((call, error) for call in ("write", "pwrite64", "ftruncate") for error in ("ENOSPC", "EIO")),
+    *((call, error) for call in ("fsync", "fdatasync") for error in ("EIO", "ENOSPC")),
+    *((call, error) for call in ("openat", "mkdir") for error in ("ENOSPC", "EROFS", "EMFILE")),
+    *((call, error) for call in ("rename", "unlink") for error in ("EIO", "EROFS")),
+    *((call, "EIO") for call in ("pread64", "getdents64")),
+)
+
+Ack = Callable[[], None]
+Work = Callable[[Path, Ack], None]
+State = dict[str, str]  # what can be read of each reference, as a hash
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One change, and the library that it begins with."""
+
+    name: str
+    prepare: Callable[[Path], None]
+    work: Work
+
+
+@dataclass
+class Tally:
+    """What came of one kind of trial."""
+
+    n_trials: int = 0
+    n_hit: int = 0  # of which the fault really fell
+    n_acknowledged: int = 0
+    n_garbage: int = 0  # left something for the next writer to clear away
+    wrong: list[str] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        numbers = {"trials": self.n_trials, "faults": self.n_hit, "acknowledged": self.n_acknowledged}
+        return numbers | {"left garbage": self.n_garbage, "wrong": len(self.wrong), "examples": self.wrong[:3]}
+
+
+# --- the operations --------------------------------------------------------------------------------------------------
+
+
+def some_reference(id: ReferenceId, seed: int = 0, n_seconds: int = N_SECONDS) -> Reference:
+    when, content = datetime(2026, 3, 1, 12, 0, seed % 60, tzinfo=UTC), f"{seed:064x}"
+    return Reference(id, f"Title {seed}", "Owner", {"seed": str(seed)}, content, n_seconds, 0, "enc-1", "", when)
+
+
+def some_features(seed: int = 0, n_seconds: int = N_SECONDS) -> ReferenceFeatures:
+    rows = np.random.default_rng(seed).standard_normal((n_seconds, 512))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return ReferenceFeatures(rows.astype(np.float16), np.ones(n_seconds, np.bool_))
+
+
+def some_thumbnails(seed: int = 0, n_seconds: int = N_SECONDS) -> list[bytes]:
+    return [b"jpeg %d of %d" % (second, seed) for second in range(n_seconds)]
+
+
+def put(catalog: Catalog, id: ReferenceId, seed: int) -> None:
+    catalog.add(some_reference(id, seed), some_features(seed), some_thumbnails(seed))
+
+
+def nothing(data_dir: Path) -> None:
+    """No library at all."""
+
+
+def two(data_dir: Path) -> None:
+    """A library with news and a game."""
+    with Catalog.open(data_dir, write=True) as catalog:
+        put(catalog, NEWS, 1)
+        put(catalog, GAME, 2)
+
+
+def create(data_dir: Path, ack: Ack) -> None:
+    Catalog.open(data_dir, write=True).close()
+    ack()
+
+
+def first(data_dir: Path, ack: Ack) -> None:
+    with Catalog.open(data_dir, write=True) as catalog:
+        put(catalog, FILM, 3)
+        ack()
+
+
+def add(data_dir: Path, ack: Ack) -> None:
+    with Catalog.open(data_dir, write=True) as catalog:
+        put(catalog, FILM, 3)
+        ack()
+
+
+def remove(data_dir: Path, ack: Ack) -> None:
+    with Catalog.open(data_dir, write=True) as catalog:
+        catalog.remove(NEWS)
+        ack()
+
+
+def swap(data_dir: Path, ack: Ack) -> None:
+    with Catalog.open(data_dir, write=True) as catalog:
+        catalog.replace(some_reference(NEWS, 4), some_features(4), some_thumbnails(4))
+        ack()
+
+
+def quarantine(data_dir: Path, ack: Ack) -> None:
+    with Catalog.open(data_dir, write=True) as catalog:
+        catalog.quarantine({NEWS: "its feature file has changed on disk"})
+        ack()
+
+
+OPERATIONS = (
+    Operation("create", nothing, create),
+    Operation("first", nothing, first),
+    Operation("add", two, add),
+    Operation("remove", two, remove),
+    Operation("replace", two, swap),
+    Operation("quarantine", two, quarantine),
+)
+
+
+def _told_too_soon(data_dir: Path, ack: Ack) -> None:
+    with Catalog.open(data_dir, write=True) as catalog:
+        ack()
+        put(catalog, FILM, 3)
+
+
+def _row_before_files(data_dir: Path, ack: Ack) -> None:
+    write_file, change, late = catalog_module._write_file, Catalog._change, list[tuple[Path, bytes]]()
+
+    def change_first(self: Catalog, **rows: Any) -> None:
+        change(self, **rows)
+        for path, content in late:
+            write_file(path, content)
+
+    catalog_module._write_file = lambda path, content: late.append((path, content))
+    Catalog._change = change_first  # type: ignore[method-assign]
+    add(data_dir, ack)
+
+
+def _files_removed_before_row(data_dir: Path, ack: Ack) -> None:
+    with Catalog.open(data_dir, write=True) as catalog:
+        catalog._remove_files(catalog._row(NEWS), keep=None)
+        catalog.remove(NEWS)
+        ack()
+
+
+def _replaced_in_two_steps(data_dir: Path, ack: Ack) -> None:
+    with Catalog.open(data_dir, write=True) as catalog:
+        catalog.remove(NEWS)
+        put(catalog, NEWS, 4)
+        ack()
+
+
+WRONG = (
+    Operation("acknowledged before it is committed", two, _told_too_soon),
+    Operation("row before files", two, _row_before_files),
+    Operation("files removed before their row", two, _files_removed_before_row),
+    Operation("replaced in two steps", two, _replaced_in_two_steps),
+)
+
+
+# --- what is left ----------------------------------------------------------------------------------------------------
+
+
+def state(data_dir: Path) -> State:
+    """What a reader finds: every reference with its features and thumbnails read to the last byte."""
+    with Catalog.open(data_dir) as catalog:
+        contents = catalog.contents()
+        if contents.problem:
+            raise AssertionError(f"the catalogue: {contents.problem}")
+        found: State = {id: f"damaged: {what}" for id, what in contents.damaged.items()}
+        for reference in contents.references:
+            features = catalog.features(reference.id)
+            pictures = [catalog.thumbnail(reference.id, second) for second in range(reference.n_seconds)]
+            found[reference.id] = fingerprint_of(reference, features, pictures)
+        faults = catalog.faults()
+        if faults:
+            raise AssertionError(f"SQLite finds {faults[0]}")
+    return found
+
+
+def fingerprint_of(reference: Reference, features: ReferenceFeatures, pictures: Sequence[bytes | None]) -> str:
+    known = (reference, features.rows.tobytes(), features.informative.tobytes(), pictures)
+    return hashlib.sha256(repr(known).encode()).hexdigest()
+
+
+def n_files(data_dir: Path) -> int:
+    with Catalog.open(data_dir) as catalog:
+        return len(catalog.files())
+
+
+def judge(data_dir: Path, allowed: Sequence[State], *, go_on: bool = True) -> State:
+    """The state left behind; AssertionError where it is none of the allowed ones, or where work cannot go on."""
+    try:
+        left = state(data_dir)
+        assert left in allowed, f"left {sorted(left)} of {[sorted(one) for one in allowed]}"
+        Catalog.open(data_dir, write=True).close()
+        assert state(data_dir) == left, "the next writer changed what is there"
+        assert n_files(data_dir) == 2 * len(left), f"{n_files(data_dir)} files of {len(left)} references"
+        if go_on:
+            with Catalog.open(data_dir, write=True) as catalog:
+                put(catalog, ReferenceId("after"), 9)
+                catalog.remove(ReferenceId("after"))
+            assert state(data_dir) == left, "what came after changed what was there"
+    except CatalogError as error:
+        raise AssertionError(f"{type(error).__name__}: {error}") from error
+    return left
+
+
+# --- one trial -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a child told before it ended, and how it did."""
+
+    acknowledged: bool
+    complaint: str | None  # the type and words of the error that it ended with
+    killed: bool
+
+
+@contextmanager
+def place() -> Iterator[Path]:
+    """A directory for one trial."""
+    parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="copywatch-chaos-", dir=parent) as folder:
+        yield Path(folder)
+
+
+def in_child(work: Work, data_dir: Path, strace: Sequence[str] = ()) -> Ended:
+    """Runs the work in a forked child, held by strace with these options if any are given."""
+    ours, theirs = socket.socketpair()  # answers go by sendto, which is never made to fail
+    child = os.fork()
+    if not child:
+        try:
+            theirs.recv(1)
+            work(data_dir, lambda: theirs.sendall(b"acknowledged\n"))
+        except BaseException as error:
+            theirs.send(f"{type(error).__name__}: {error}\n".encode())
+        finally:
+            os._exit(0)
+    theirs.close()
+    tracer = None
+    if strace:
+        tracer = subprocess.Popen(["strace", "-p", str(child), *strace], stderr=subprocess.PIPE)
+        assert tracer.stderr is not None
+        line = tracer.stderr.readline()
+        if b"attached" not in line:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise RuntimeError(f"strace cannot be used here: {line.decode().strip()}")
+    ours.send(b"x")
+    told = b"".join(iter(lambda: ours.recv(65536), b"")).decode().splitlines()
+    status = os.waitpid(child, 0)[1]
+    ours.close()
+    if tracer is not None:
+        assert tracer.stderr is not None
+        tracer.stderr.read()
+        tracer.stderr.close()
+        tracer.wait()
+    complaint = next((line for line in told if line != "acknowledged"), None)
+    return Ended("acknowledged" in told, complaint, os.WIFSIGNALED(status))
+
+
+@dataclass(frozen=True)
+class Stage:
+    """An operation with its library before and after, ready to be tried again and again."""
+
+    operation: Operation
+    home: Path
+    before: State
+    after: State
+    calls: Counter[str]  # how often an unbroken run makes each system call
+
+    @classmethod
+    def build(cls, operation: Operation, home: Path) -> "Stage":
+        home.mkdir()
+        start, log = home / "start", home / "log"
+        operation.prepare(start)
+        before = state(start)
+        trial = home / "trial"
+        if start.exists():
+            shutil.copytree(start, trial)
+        ended = in_child(operation.work, trial, ["-e", f"trace={TRACED}", "-o", str(log)])
+        if not ended.acknowledged or ended.complaint:
+            raise RuntimeError(f"{operation.name} does not work even unbroken: {ended}")
+        calls = Counter(found.group(1) for found in re.finditer(r"^(\w+)\(", log.read_text(), re.M))
+        after = state(trial)
+        shutil.rmtree(trial)
+        return cls(operation, home, before, after, calls)
+
+    def points(self) -> list[tuple[str, int]]:
+        """Every system call of the operation: its name and which of that name it is."""
+        return [(call, n) for call, count in sorted(self.calls.items()) for n in range(1, count + 1)]
+
+    def attempt(self, injection: str) -> tuple[Path, Ended]:
+        """Runs it once with this fault; the library that is left, and what was told."""
+        trial = self.home / "trial"
+        shutil.rmtree(trial, ignore_errors=True)
+        if (self.home / "start").exists():
+            shutil.copytree(self.home / "start", trial)
+        call = injection.partition(":")[0]
+        return trial, in_child(
+            self.operation.work, trial, ["-e", f"trace={call}", "-e", f"inject={injection}", "-o", "/dev/null"]
+        )
+
+
+def kill(stage: Stage, call: str, n: int, tally: Tally) -> None:
+    """Kills the operation on entering the n-th of these calls, and holds what is left against what was told."""
+    trial, ended = stage.attempt(f"{call}:signal=SIGKILL:when={n}")
+    tally.n_trials += 1
+    tally.n_hit += ended.killed
+    tally.n_acknowledged += ended.acknowledged
+    _conclude(stage, trial, ended, f"killed at {call} {n}", tally)
+
+
+def fail(stage: Stage, call: str, error: str, n: int, lasting: bool, tally: Tally) -> None:
+    """Fails the n-th of these calls, or all from it on, and holds what is left against what was told."""
+    trial, ended = stage.attempt(f"{call}:error={error}:when={n}{'+' if lasting else ''}")
+    where = f"{call} {n}{' and on' if lasting else ''} fails with {error}"
+    tally.n_trials += 1
+    tally.n_hit += ended.complaint is not None
+    tally.n_acknowledged += ended.acknowledged
+    if ended.killed:
+        tally.wrong.append(f"{stage.operation.name}, {where}: it died")
+    elif ended.complaint and not ended.complaint.startswith("StorageError: "):
+        tally.wrong.append(f"{stage.operation.name}, {where}: not told as it should be: {ended.complaint}")
+    elif not ended.complaint and not ended.acknowledged:
+        tally.wrong.append(f"{stage.operation.name}, {where}: neither done nor refused")
+    _conclude(stage, trial, ended, where, tally)
+
+
+def _conclude(stage: Stage, trial: Path, ended: Ended, where: str, tally: Tally) -> None:
+    n_before = n_files(trial)
+    try:
+        left = judge(trial, [stage.after] if ended.acknowledged else [stage.before, stage.after])
+        tally.n_garbage += n_before > 2 * len(left)
+    except AssertionError as wrong:
+        told = "acknowledged" if ended.acknowledged else "not acknowledged"
+        tally.wrong.append(f"{stage.operation.name}, {where}, {told}: {wrong}")
+
+
+# --- many trials -----------------------------------------------------------------------------------------------------
+
+
+def kill_points(
+    operations: Sequence[Operation],
+    sample: int | None,
+    seed: int,
+    say: Callable[[str], object] = str,
+    calls: Sequence[str] = (),
+) -> Tally:
+    """Kills at every system call of every operation, or at a sample of them, or only at calls of these names."""
+    tally = Tally()
+    with place() as home:
+        for number, operation in enumerate(operations):
+            stage = Stage.build(operation, home / str(number))
+            points = [point for point in stage.points() if not calls or point[0] in calls]
+            say(f"  {operation.name}: {len(points)} system calls")
+            for call, n in _sampled(points, sample, seed + number):
+                kill(stage, call, n, tally)
+    return tally
+
+
+def disk_faults(
+    operations: Sequence[Operation], sample: int | None, seed: int, say: Callable[[str], object] = str
+) -> Tally:
+    """Fails every write, sync, rename, open and read of every operation, once and from then on."""
+    tally = Tally()
+    with place() as home:
+        for number, operation in enumerate(operations):
+            stage = Stage.build(operation, home / str(number))
+            points = [
+                (call, error, n, lasting)
+                for call, error in DISK_CALLS
+                for n in range(1, stage.calls[call] + 1)
+                for lasting in (False, True)
+            ]
+            say(f"  {operation.name}: {len(points)} faults")
+            for call, error, n, lasting in _sampled(points, sample, seed + number):
+                fail(stage, call, error, n, lasting, tally)
+    return tally
+
+
+def _sampled(points: list[Any], sample: int | None, seed: int) -> list[Any]:
+    return points if sample is None else random.Random(seed).sample(points, min(sample, len(points)))
+
+
+def random_kills(n_kills: int, seed: int) -> Tally:
+    """Kills a writer that adds, replaces and removes without a pause, at any moment, while a reader looks on."""
+    tally, chance = Tally(), random.Random(seed)
+    with place() as home:
+        data_dir = home / "library"
+        Catalog.open(data_dir, write=True).close()
+        expected: dict[str, int] = {}
+        with _reader(data_dir) as complaints:
+            for _ in range(n_kills):
+                tally.n_trials += 1
+                expected = _one_random_kill(data_dir, expected, chance, tally)
+        tally.wrong += complaints
+    return tally
+
+
+def _one_random_kill(data_dir: Path, expected: dict[str, int], chance: random.Random, tally: Tally) -> dict[str, int]:
+    """Lets a writer work for a moment; which references (by seed) are there then."""
+    ours, theirs = socket.socketpair()
+    seed, delay_s = chance.randrange(1 << 30), chance.uniform(0, 0.03)
+    child = os.fork()
+    if not child:
+        try:
+            _write_for_ever(data_dir, dict(expected), random.Random(seed), theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+    begun = ours.recv(1)  # the library is open
+    time.sleep(delay_s)
+    os.kill(child, signal.SIGKILL)
+    words = (begun + b"".join(iter(lambda: ours.recv(65536), b""))).decode().splitlines()
+    os.waitpid(child, 0)
+    ours.close()
+    tally.n_hit += 1
+    n_before = n_files(data_dir)
+    steps = [json.loads(word) for word in words if word.startswith("{") and word.endswith("}")]
+    done = [step["library"] for step in steps if step["done"]]
+    doing = [step["library"] for step in steps if not step["done"]]
+    tally.n_acknowledged += len(done)
+    sure = done[-1] if done else expected
+    possible = [sure, *doing[len(done) :]]
+    try:
+        left = judge(data_dir, [_state_of(library) for library in possible], go_on=False)
+    except AssertionError as wrong:
+        tally.wrong.append(f"random kill: {wrong}")
+        shutil.rmtree(data_dir)
+        return {}
+    tally.n_garbage += n_before > 2 * len(left)
+    return next(library for library in possible if _state_of(library) == left)
+
+
+def _write_for_ever(data_dir: Path, library: dict[str, int], chance: random.Random, told: socket.socket) -> None:
+    with Catalog.open(data_dir, write=True) as catalog:
+        told.send(b"\n")
+        for _ in range(1000):
+            id, seed = ReferenceId(f"ref-{chance.randrange(6)}"), chance.randrange(1, 1000)
+            wanted = dict(library)
+            is_removal = id in library and chance.random() < 0.5
+            if is_removal:
+                del wanted[id]
+            else:
+                wanted[id] = seed
+            told.send(json.dumps({"done": False, "library": wanted}).encode() + b"\n")
+            if is_removal:
+                catalog.remove(id)
+            elif id in library:
+                catalog.replace(some_reference(id, seed), some_features(seed), some_thumbnails(seed))
+            else:
+                put(catalog, id, seed)
+            library = wanted
+            told.send(json.dumps({"done": True, "library": library}).encode() + b"\n")
+
+
+_states: dict[tuple[str, int], str] = {}
+
+
+def _state_of(library: Mapping[str, int]) -> State:
+    """What `state` says of a library with these references."""
+    for id, seed in library.items():
+        if (id, seed) not in _states:
+            with place() as home:
+                with Catalog.open(home / "one", write=True) as catalog:
+                    put(catalog, ReferenceId(id), seed)
+                _states[id, seed] = state(home / "one")[id]
+    return {id: _states[id, seed] for id, seed in library.items()}
+
+
+@contextmanager
+def _reader(data_dir: Path) -> Iterator[list[str]]:
+    """A process that reads all of the library over and over; what it finds wrong, once it has ended."""
+    ours, theirs = socket.socketpair()
+    child = os.fork()
+    if not child:
+        ours.close()
+        try:
+            _read_for_ever(data_dir, theirs)
+        finally:
+            os._exit(0)
+    theirs.close()
+    complaints: list[str] = []
+    try:
+        yield complaints
+    finally:
+        os.kill(child, signal.SIGTERM)
+        words = b"".join(iter(lambda: ours.recv(65536), b"")).decode().splitlines()
+        os.waitpid(child, 0)
+        ours.close()
+        complaints += words[:5]
+
+
+def _read_for_ever(data_dir: Path, told: socket.socket) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    while True:
+        try:
+            with Catalog.open(data_dir) as catalog:
+                contents = catalog.contents()
+                if contents.problem or contents.damaged:
+                    told.send(f"a reader found {contents.problem} {contents.damaged}\n".encode())
+                for reference in contents.references:
+                    try:
+                        catalog.features(reference.id)
+                    except UnknownReference:
+                        continue  # removed meanwhile
+        except CatalogError as error:
+            told.send(f"a reader was told: {error}\n".encode())
+        time.sleep(0.002)
+
+
+def two_writers() -> str:
+    """What the second writer of a directory is told."""
+    with place() as home:
+        with Catalog.open(home, write=True):
+            ended = in_child(create, home)
+        assert ended.complaint is not None
+        assert ended.complaint.startswith(CatalogLocked.__name__), ended.complaint
+        assert in_child(create, home).acknowledged
+        return ended.complaint.partition(": ")[2]

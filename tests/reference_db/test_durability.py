@@ -1,0 +1,47 @@
+"""A seeded sample of what `scripts/chaos.py storage` runs in full: killed writers, failing disks, and wrong writers."""
+
+import pytest
+
+from tests.chaos import power, storage
+
+SYNCS = ("fsync", "fdatasync", "rename", "unlink", "pwrite64")  # between these every wrong order shows
+
+
+def test_a_writer_killed_at_any_system_call_leaves_the_library_whole() -> None:
+    tally = storage.kill_points(storage.OPERATIONS, sample=9, seed=1)
+    assert tally.wrong == []
+    assert tally.n_hit == tally.n_trials == 9 * len(storage.OPERATIONS)
+
+
+@pytest.mark.parametrize("operation", storage.WRONG, ids=lambda operation: operation.name)
+def test_writers_that_break_the_order_are_caught(operation: storage.Operation) -> None:
+    tally = storage.kill_points([operation], sample=14, seed=1, calls=SYNCS)
+    assert tally.wrong
+
+
+def test_a_failing_disk_is_told_and_damages_nothing() -> None:
+    tally = storage.disk_faults(storage.OPERATIONS, sample=10, seed=1)
+    assert tally.wrong == []
+    assert tally.n_hit >= 30
+
+
+def test_a_writer_killed_at_any_moment_loses_nothing_that_it_acknowledged() -> None:
+    tally = storage.random_kills(25, seed=1)
+    assert tally.wrong == []
+    assert tally.n_acknowledged >= 10
+
+
+def test_a_second_process_that_would_write_is_refused_with_a_sentence() -> None:
+    assert "Another process is changing the library" in storage.two_writers()
+
+
+def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged() -> None:
+    tally = power.cuts(storage.OPERATIONS, 15, seed=1)
+    assert tally.wrong == []
+    assert tally.n_acknowledged >= 10
+
+
+@pytest.mark.parametrize("forgotten", power.FORGOTTEN)
+def test_a_forgotten_sync_is_caught(forgotten: str) -> None:
+    operations = [operation for operation in storage.OPERATIONS if operation.name in ("first", "add", "remove")]
+    assert power.cuts(operations, 30, seed=1, forgotten=forgotten).wrong
