@@ -177,12 +177,14 @@ class Compute:
         seconds = [self._waiting.popleft() for _ in range(min(TURN, len(self._waiting)))]
         if not seconds:
             return
+        began = time.perf_counter()
         try:
             self._encode(seconds)
             self._match(seconds)
         except Exception as error:  # encoder or network failed: each channel is told, and none waits for ever
             for second in seconds:
                 second.error = second.error or error
+        self._metrics.compute_busy.inc(time.perf_counter() - began)
         loop.call_soon_threadsafe(_settle, seconds)
 
     def _encode(self, seconds: list[_Second]) -> None:

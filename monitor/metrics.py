@@ -4,12 +4,33 @@ Labels are bounded: channel (as many as are configured), stage and reason (few w
 an address or an alert. The README's table of metrics is compared with this file by a test.
 """
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+import threading
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.registry import Collector
 
 # One second of one channel costs some 5-50 ms in a stage; beyond a second the stage cannot hold real time.
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 # Four seconds go to the network's look ahead, so nothing is faster than that; 10 s is the target.
+DELAY_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)  # 1 s is the target
 LATENCY_BUCKETS_S = (4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0, 60.0)
+
+
+class _Together(Collector):
+    """Families whose samples are taken at one moment, while nothing moves between them."""
+
+    def __init__(self, moving: threading.Lock, *families: MetricWrapperBase) -> None:
+        self._moving = moving
+        self._families = families
+
+    def describe(self) -> Iterable[Metric]:
+        return [described for family in self._families for described in family.describe()]
+
+    def collect(self) -> Iterable[Metric]:
+        with self._moving:
+            return [metric for family in self._families for metric in family.collect()]
 
 
 class Metrics:
@@ -21,18 +42,25 @@ class Metrics:
         self.channel_up = Gauge(
             "copywatch_channel_up", "1 while the channel delivers pictures, else 0.", per_channel, registry=registry
         )
+        # These four are moved by ingest/ledger.py and scraped together: received = processed + dropped + waiting.
+        self.moving = threading.Lock()
         self.frames_received = Counter(
-            "copywatch_frames_received_total", "Seconds of air that ingest handed over.", per_channel, registry=registry
+            "copywatch_frames_received_total", "Seconds of air that came.", per_channel, registry=None
         )
         self.frames_processed = Counter(
-            "copywatch_frames_processed_total", "Seconds of air that were matched.", per_channel, registry=registry
+            "copywatch_frames_processed_total", "Seconds of air that were matched.", per_channel, registry=None
         )
         self.frames_dropped = Counter(
             "copywatch_frames_dropped_total",
-            "Seconds of air that came and were not matched, by reason.",
+            "Seconds of air that came and were not matched: overload, backward, failed, stopped.",
             ["channel", "reason"],
-            registry=registry,
+            registry=None,
         )
+        self.frames_waiting = Gauge(
+            "copywatch_frames_waiting", "Seconds of air that came and are not matched yet.", per_channel, registry=None
+        )
+        moved = (self.frames_received, self.frames_processed, self.frames_dropped, self.frames_waiting)
+        registry.register(_Together(self.moving, *moved))
         self.low_information_seconds = Counter(
             "copywatch_low_information_seconds_total",
             "Seconds of black, flat or test pictures, which match nothing.",
@@ -50,7 +78,7 @@ class Metrics:
         )
         self.stage_duration = Histogram(
             "copywatch_stage_duration_seconds",
-            "Time one call of a stage took: encode, match.",
+            "Time a stage took for one second of a channel, by its share of the turn: encode, match.",
             ["stage"],
             buckets=STAGE_BUCKETS_S,
             registry=registry,
@@ -61,6 +89,12 @@ class Metrics:
             buckets=LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self.alert_delay = Histogram(
+            "copywatch_alert_delay_seconds",
+            "From the arrival of the second that decided an alert to its being handed to the sinks.",
+            buckets=DELAY_BUCKETS_S,
+            registry=registry,
+        )
         self.alerts = Counter(
             "copywatch_alerts_total",
             "Alert events by kind: started, updated, ended, retracted.",
@@ -69,6 +103,17 @@ class Metrics:
         )
         self.open_paths = Gauge(
             "copywatch_open_paths", "Alignment paths that are being walked.", per_channel, registry=registry
+        )
+        self.lag = Gauge(
+            "copywatch_lag_seconds",
+            "How long the newest matched second waited from its arrival to its outcome.",
+            per_channel,
+            registry=registry,
+        )
+        self.compute_busy = Counter(
+            "copywatch_compute_busy_seconds_total",
+            "Time that the computing thread worked; at one second a second it is overloaded.",
+            registry=registry,
         )
         self.references = Gauge("copywatch_references", "References that are searched.", registry=registry)
         self.reference_seconds = Gauge(

@@ -27,6 +27,7 @@ from monitor.alerting.sinks import CallbackSink, Sink
 from monitor.compute import Compute, Models, Thought, load_models, thought_through
 from monitor.errors import MonitorError, SnapshotRefused
 from monitor.ingest.clock import ChannelEpoch
+from monitor.ingest.ledger import FrameLedger
 from monitor.ingest.sources import FileSource, Position, Sample, Source
 from monitor.ingest.windows import LiveSecond
 from monitor.matching.matcher import Matcher, MatcherState, Matching
@@ -192,7 +193,6 @@ class Watch:
             self._metrics.low_information_seconds.labels(channel).inc()
         for live in added:
             alerts += yield from self._match(live)
-        self._metrics.frames_processed.labels(channel).inc()
         self._metrics.open_paths.labels(channel).set(self._matcher.n_open_paths)
         return alerts
 
@@ -220,22 +220,28 @@ async def run_stream(source: Source, watch: Watch, sinks: list[Sink], compute: C
     """Returns when the source ends, with every open segment closed and every alert sent; then raises what broke it."""
     outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(maxsize=OUTCOME_SLACK)  # when full, matching waits
     async with asyncio.TaskGroup() as stages:
-        matching = stages.create_task(_match(source, watch, compute, outcomes))
+        matching = stages.create_task(_match(source, watch, compute, outcomes, metrics))
         stages.create_task(_deliver(source.channel, outcomes, sinks, metrics))
     if error := matching.result():
         raise error
 
 
 async def _match(
-    source: Source, watch: Watch, compute: Compute, outcomes: asyncio.Queue[Outcome | None]
+    source: Source, watch: Watch, compute: Compute, outcomes: asyncio.Queue[Outcome | None], metrics: Metrics
 ) -> MonitorError | CatalogError | None:
     """What broke the source, if anything did; what was seen until then is matched to its end all the same."""
     newest, error = 0, None
-    lane = compute.lane()
+    lane, ledger = compute.lane(), FrameLedger(source.channel, metrics)
     try:
         async with aclosing(source.samples()) as samples:  # its thread has ended when the source is opened again
             async for sample in samples:
-                outcome = await lane.second(sample.frame, partial(watch.second, sample))
+                try:
+                    outcome = await lane.second(sample.frame, partial(watch.second, sample))
+                except BaseException as failed:
+                    ledger.dropped("stopped" if isinstance(failed, asyncio.CancelledError) else "failed")
+                    raise
+                ledger.processed()
+                metrics.lag.labels(source.channel).set((datetime.now(UTC) - sample.arrived_at).total_seconds())
                 newest = outcome.second
                 await outcomes.put(outcome)
     except (MonitorError, CatalogError) as broken:
@@ -257,6 +263,9 @@ async def _deliver(channel: str, outcomes: asyncio.Queue[Outcome | None], sinks:
                 metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)
         for sink in sinks:
             await asyncio.to_thread(sink.send, outcome.alerts)
+        delay_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
+        for _ in outcome.alerts:
+            metrics.alert_delay.observe(delay_s)
 
 
 def check_file(
@@ -293,7 +302,7 @@ async def _check_file(
             segments.append(alert)
 
     compute = Compute(models, metrics)
-    source = FileSource(channel, path)
+    source = FileSource(channel, path, metrics)
     watch = _Reporting(library, models, settings, metrics, lambda s: progress(s, duration_s) if progress else None)
     try:
         await run_stream(source, watch, [CallbackSink(keep)], compute, metrics)

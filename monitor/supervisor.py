@@ -39,7 +39,7 @@ def open_source(channel: ChannelSettings, metrics: Metrics) -> Source:
     """The source for a channel's address: a network stream, or a file that is played once."""
     if "://" in channel.url and not channel.url.startswith("file://"):
         return LiveSource(channel, metrics)
-    return FileSource(channel.name, Path(channel.url.removeprefix("file://")), mode=channel.mode)
+    return FileSource(channel.name, Path(channel.url.removeprefix("file://")), metrics, mode=channel.mode)
 
 
 async def serve(

@@ -72,7 +72,7 @@ def build(folder: Path) -> Studio:
             path = media.write_clip(folder / f"{film.name}.mp4", pictures, fps=FPS)
             register(path, catalog, models.encoder, title=film.title)
     recording = media.write_clip(folder / "recording.ts", air(), fps=FPS)
-    samples = asyncio.run(_read(FileSource("ch1", recording)))
+    samples = asyncio.run(_read(FileSource("ch1", recording, Metrics(CollectorRegistry()))))
     return Studio(settings, models, recording, samples, models.encode([sample.frame for sample in samples]))
 
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.alerting.alerts import Alert
+from monitor.alerting.sinks import CallbackSink
 from monitor.compute import Compute, Thought
-from monitor.ingest.sources import Sample
+from monitor.ingest.ledger import FrameLedger
+from monitor.ingest.sources import BUFFER_S, Position, Sample, SampleBuffer, read_in_thread
 from monitor.metrics import Metrics
-from monitor.pipeline import Watch
+from monitor.pipeline import Watch, run_stream
 from tests.studio import Studio
 
 
@@ -85,6 +92,85 @@ def test_a_channel_whose_thoughts_fail_takes_no_other_with_it(studio: Studio) ->
             compute.close()
 
     assert asyncio.run(both()) == together(studio, [harbour], 0)[0]
+
+
+class Flood:
+    """A live source that brings far more than can be matched: real pictures, as fast as a thread can hand them over."""
+
+    def __init__(self, samples: list[Sample], rounds: int, metrics: Metrics) -> None:
+        self.channel = samples[0].epoch.channel
+        self.n_put = 0
+        self._samples, self._rounds = samples, rounds
+        self._ledger = FrameLedger(self.channel, metrics)
+
+    async def samples(self) -> AsyncGenerator[Sample, None]:
+        buffer = SampleBuffer(self._ledger, wait=False)
+        async with aclosing(read_in_thread(buffer, self._pour, lambda: None, "flood")) as samples:
+            async for sample in samples:
+                yield sample
+
+    async def close(self) -> None:
+        pass
+
+    def resume(self, position: Position) -> None:
+        pass
+
+    def _pour(self, buffer: SampleBuffer) -> None:
+        for number in range(self._rounds * len(self._samples)):
+            sample = self._samples[number % len(self._samples)]
+            self.n_put += buffer.put(replace(sample, second=number))
+        buffer.end()
+
+
+def counted(registry: CollectorRegistry) -> dict[str, float]:
+    """One scrape: the seconds of the channel by what became of them."""
+    counts: dict[str, float] = defaultdict(float)
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            if sample.name.startswith("copywatch_frames_") and not sample.name.endswith("_created"):
+                counts[sample.name.removeprefix("copywatch_frames_").removesuffix("_total")] += sample.value
+    return counts
+
+
+def test_overload_drops_the_oldest_and_every_scrape_accounts_for_every_second(studio: Studio) -> None:
+    metrics = Metrics(CollectorRegistry())
+    scrapes: list[dict[str, float]] = []
+    told: list[Alert] = []
+    source = Flood(studio.samples[8:40], 12, metrics)
+    ended = threading.Event()
+
+    def scrape() -> None:
+        while not ended.is_set():
+            scrapes.append(counted(metrics.registry))
+
+    async def watch() -> None:
+        compute = Compute(studio.models, metrics)
+        try:
+            await run_stream(source, studio.watch(), [CallbackSink(told.append)], compute, metrics)
+        finally:
+            compute.close()
+
+    scraping = threading.Thread(target=scrape)
+    scraping.start()
+    try:
+        asyncio.run(watch())
+    finally:
+        ended.set()
+        scraping.join()
+    for counts in scrapes:
+        assert counts["received"] == counts["processed"] + counts["dropped"] + counts["waiting"]
+        assert 0 <= counts["waiting"] <= BUFFER_S + 2  # one more is in hand, and the oldest goes as the newest comes
+    assert len({counts["processed"] for counts in scrapes}) > 10
+    last = counted(metrics.registry)
+    assert last["received"] == source.n_put == 12 * 32
+    assert last["waiting"] == 0
+    overload = {"channel": source.channel, "reason": "overload"}
+    assert last["dropped"] == metrics.registry.get_sample_value("copywatch_frames_dropped_total", overload)
+    assert last["dropped"] > 100
+    # What came last is what was matched, and the hole is told where an alert has it.
+    assert all(gap.reason == "overload" for alert in told for gap in alert.gaps)
+    assert len(told) == metrics.registry.get_sample_value("copywatch_alert_delay_seconds_count")
+    assert told
 
 
 def test_a_turn_goes_round_the_channels_however_many_wait(studio: Studio) -> None:

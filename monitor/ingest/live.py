@@ -16,6 +16,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 
 from monitor.ingest.clock import ChannelEpoch, StreamClock
+from monitor.ingest.ledger import FrameLedger
 from monitor.ingest.sources import Position, Sample, SampleBuffer, read_in_thread
 from monitor.metrics import Metrics
 from monitor.settings import ChannelSettings
@@ -36,6 +37,7 @@ class LiveSource:
         self.state = "starting"
         self._settings = settings
         self._metrics = metrics
+        self._ledger = FrameLedger(settings.name, metrics)
         self._address = hashlib.sha256(redact_url(settings.url).encode()).hexdigest()[:16]
         self._closed = False
         self._halted = threading.Event()  # nobody reads now
@@ -57,7 +59,7 @@ class LiveSource:
         """Ends when the source is closed; may be asked for again after its reader failed."""
         if not self._closed:
             self._halted.clear()
-        buffer = SampleBuffer(wait=False, on_drop=self._dropped)
+        buffer = SampleBuffer(self._ledger, wait=False)
         async with aclosing(read_in_thread(buffer, self._read, self._halt, f"live-{self.channel}")) as samples:
             async for sample in samples:
                 yield sample
@@ -108,9 +110,9 @@ class LiveSource:
                 # The frame stands for the middle of its second; its place on the grid moves with the clock's laps.
                 epoch, stream_s = self._clock.place(frame.second + 0.5, arrived_at)
                 second = math.floor(stream_s)
-                self._metrics.frames_received.labels(self.channel).inc()
                 if self._newest is not None and self._newest[0] == epoch and second <= self._newest[1]:
-                    self._metrics.frames_dropped.labels(self.channel, "backward").inc()
+                    self._ledger.received()
+                    self._ledger.dropped("backward")
                     continue
                 self._newest = (epoch, second)
                 position = {"address": self._address, **self._clock.position()}
@@ -118,6 +120,3 @@ class LiveSource:
                     break
                 self._gap_reason = "unseen"
         return came
-
-    def _dropped(self) -> None:
-        self._metrics.frames_dropped.labels(self.channel, "overload").inc()

@@ -13,12 +13,14 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from monitor.ingest.clock import ChannelEpoch
+from monitor.ingest.ledger import FrameLedger
+from monitor.metrics import Metrics
 from reference_db.decoding import DecodingChild
 from reference_db.frames import Frame, Mode
 
@@ -62,12 +64,12 @@ class Source(Protocol):
 class SampleBuffer:
     """Hands samples from a decoder's thread to the loop. Bounded: `wait` holds the thread back, else the oldest goes.
 
-    What was received is always handed over, dropped or still waiting.
+    What was received is always handed over, dropped or still waiting, and the ledger says which.
     """
 
-    def __init__(self, *, wait: bool, on_drop: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, ledger: FrameLedger, *, wait: bool) -> None:
+        self._ledger = ledger
         self._wait = wait
-        self._on_drop = on_drop
         self._samples: deque[Sample] = deque()
         self._changed = threading.Condition()
         self._arrived = asyncio.Event()
@@ -84,8 +86,10 @@ class SampleBuffer:
                 return False
             if len(self._samples) >= BUFFER_S:
                 self._samples.popleft()
-                self._on_drop()
+                self._samples[0] = replace(self._samples[0], gap_reason="overload")
+                self._ledger.dropped("overload")
             self._samples.append(sample)
+            self._ledger.received()
         self._wake()
         return True
 
@@ -96,6 +100,14 @@ class SampleBuffer:
             self._error = self._error or error
             self._changed.notify_all()
         self._wake()
+
+    def discard(self) -> None:
+        """Called by the taking side, which leaves: what still waits is dropped."""
+        self.end()
+        with self._changed:
+            for _ in self._samples:
+                self._ledger.dropped("stopped")
+            self._samples.clear()
 
     async def take(self) -> Sample | None:
         """The oldest that waits; None is the end. Raises the thread's error at the end."""
@@ -130,7 +142,7 @@ async def read_in_thread(
         while sample := await buffer.take():
             yield sample
     finally:
-        buffer.end()
+        buffer.discard()
         halt()
         await asyncio.to_thread(thread.join)
 
@@ -138,9 +150,10 @@ async def read_in_thread(
 class FileSource:
     """A video file as a channel, read as fast as the pipeline takes it; its seconds are the file's own."""
 
-    def __init__(self, channel: str, path: Path, *, mode: Mode = "exact") -> None:
+    def __init__(self, channel: str, path: Path, metrics: Metrics, *, mode: Mode = "exact") -> None:
         self.channel = channel
         self.path = path
+        self._ledger = FrameLedger(channel, metrics)
         self._mode: Mode = mode
         self._child: DecodingChild | None = None
         self._closed = False
@@ -154,7 +167,8 @@ class FileSource:
     async def samples(self) -> AsyncGenerator[Sample, None]:
         """Raises MediaError where the file cannot be read."""
         name = f"decode-{self.channel}"
-        async with aclosing(read_in_thread(SampleBuffer(wait=True), self._read, self._halt, name)) as samples:
+        buffer = SampleBuffer(self._ledger, wait=True)
+        async with aclosing(read_in_thread(buffer, self._read, self._halt, name)) as samples:
             async for sample in samples:
                 yield sample
 
