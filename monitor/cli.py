@@ -10,27 +10,35 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 import yaml
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from monitor import __version__
+from monitor.commands import refs
+from monitor.commands.terminal import (
+    CONFIG,
+    FAILED,
+    UNREACHABLE,
+    ConfigOption,
+    DataDirOption,
+    JsonOption,
+    clock,
+    complain,
+    print_json,
+    print_table,
+    progress_bar,
+    settings_of,
+)
 from monitor.errors import ConfigError, MonitorError, SourceError, Unreachable
-from monitor.settings import Settings, load_settings
 from reference_db.errors import CatalogError
 
 if TYPE_CHECKING:
-    from reference_db.catalog import Reference
-
-FAILED, USAGE, CONFIG, UNREACHABLE = 1, 2, 3, 4
+    pass
 
 app = typer.Typer(
     name="copywatch",
@@ -39,22 +47,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-refs = typer.Typer(no_args_is_help=True, help="The library of references.")
 config = typer.Typer(no_args_is_help=True, help="The configuration.")
-app.add_typer(refs, name="refs")
+app.add_typer(refs.app, name="refs")
 app.add_typer(config, name="config")
-
-ConfigOption = Annotated[
-    Path | None, typer.Option("--config", "-c", metavar="FILE", help="Configuration file.", envvar="COPYWATCH_CONFIG")
-]
-DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="DIR", help="Where all state lives; wins over the configuration.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs the command and exits. Our own errors become one sentence on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a file's name may be no text
     try:
         app(arguments, prog_name="copywatch")
     except ConfigError as error:
@@ -70,199 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _fail(complaint: object, code: int) -> NoReturn:
-    _complain(complaint)
+    complain(complaint)
     sys.exit(code)
-
-
-def _complain(complaint: object) -> None:
-    for line in str(complaint).splitlines():
-        typer.echo(f"copywatch: {line}", err=True)
 
 
 @app.callback()
 def common(context: typer.Context, config_file: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     context.obj = (config_file, data_dir)
-
-
-def _settings(context: typer.Context, config_file: Path | None = None, data_dir: Path | None = None) -> Settings:
-    """The settings; options after the command win over those before it."""
-    outer_config, outer_data_dir = context.obj
-    return load_settings(config_file or outer_config, data_dir=data_dir or outer_data_dir)
-
-
-# --- what is printed -------------------------------------------------------------------------------------------------
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=_plain))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, datetime):
-        return value.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return str(value)
-
-
-def _print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Aligned columns; on a terminal they are folded to its width, in a pipe nothing is cut."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=10_000)
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    console.print(table)
-
-
-def clock(seconds: float) -> str:
-    """Hours, minutes and seconds."""
-    whole = int(seconds)
-    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[float, float | None], None]]:
-    """A bar on stderr while open, and what moves it (seconds done, of how many); no bar where nobody watches."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("s"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda at, total: progress.update(task, completed=int(at), total=total and int(total))
-
-
-# --- refs ------------------------------------------------------------------------------------------------------------
-
-
-@refs.command("add")
-def refs_add(
-    context: typer.Context,
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Videos to register.")],
-    reference_id: Annotated[
-        str | None, typer.Option("--id", help="Id of the reference; the file's name without its ending when left out.")
-    ] = None,
-    title: Annotated[str | None, typer.Option(help="Title for people.")] = None,
-    owner: Annotated[str, typer.Option(help="Who holds the rights.")] = "",
-    tag: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A tag; may be given often.")] = None,
-    config_file: ConfigOption = None,
-    data_dir: DataDirOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Register videos: decode, encode, store. The same file twice is one reference."""
-    if len(files) > 1 and (reference_id or title):
-        raise typer.BadParameter("--id and --title name one video; register the files one by one.")
-    tags = _tags(tag or [])
-    settings = _settings(context, config_file, data_dir)
-    from reference_db.catalog import Catalog
-    from reference_db.encoder import load_encoder
-    from reference_db.registration import register
-
-    encoder = load_encoder(settings.encoder, threads=settings.compute.threads)
-    added, n_failed = [], 0
-    with Catalog.open(settings.data_dir, write=True) as catalog:
-        for file in files:
-            try:
-                with _progress(file.name) as step:
-                    done = register(
-                        file, catalog, encoder, id=reference_id, title=title, owner=owner, tags=tags, progress=step
-                    )
-            except CatalogError as error:
-                _complain(error)
-                n_failed += 1
-                continue
-            added.append({"file": str(file), **dataclasses.asdict(done)})
-            if not as_json:
-                typer.echo(_added(done.reference, done.already_there))
-                for warning in done.report.warnings:
-                    typer.echo(f"  note: {warning}")
-    if as_json:
-        _print_json(added)
-    if n_failed:
-        raise typer.Exit(FAILED)
-
-
-def _added(reference: Reference, already_there: bool) -> str:
-    words = "already there" if already_there else "added"
-    dull = f", {reference.n_uninformative} s of them black or flat" if reference.n_uninformative else ""
-    return f"{words}: {reference.id} ({reference.n_seconds} s{dull})"
-
-
-def _tags(pairs: Sequence[str]) -> dict[str, str]:
-    tags = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise typer.BadParameter(f"expected KEY=VALUE, got {pair!r}.", param_hint="--tag")
-        tags[key] = value
-    return tags
-
-
-@refs.command("list")
-def refs_list(
-    context: typer.Context,
-    config_file: ConfigOption = None,
-    data_dir: DataDirOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List the references."""
-    from reference_db.catalog import Catalog
-
-    with Catalog.open(_settings(context, config_file, data_dir).data_dir) as catalog:
-        references = catalog.references()
-    if as_json:
-        _print_json([dataclasses.asdict(reference) for reference in references])
-        return
-    rows = [(one.id, clock(one.n_seconds), one.owner, one.title, _plain(one.added_at)) for one in references]
-    _print_table(("ID", "LENGTH", "OWNER", "TITLE", "ADDED"), rows)
-
-
-@refs.command("show")
-def refs_show(
-    context: typer.Context,
-    reference_id: Annotated[str, typer.Argument(metavar="ID")],
-    config_file: ConfigOption = None,
-    data_dir: DataDirOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show one reference."""
-    from reference_db.catalog import Catalog, ReferenceId
-
-    with Catalog.open(_settings(context, config_file, data_dir).data_dir) as catalog:
-        shown = dataclasses.asdict(catalog.get(ReferenceId(reference_id)))
-    if as_json:
-        _print_json(shown)
-        return
-    for name, value in shown.items():
-        value = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
-        typer.echo(f"{name:16} {_plain(value)}")
-
-
-@refs.command("rm")
-def refs_rm(
-    context: typer.Context,
-    reference_ids: Annotated[list[str], typer.Argument(metavar="ID...")],
-    config_file: ConfigOption = None,
-    data_dir: DataDirOption = None,
-) -> None:
-    """Remove references; monitors that run drop them within seconds."""
-    from reference_db.catalog import Catalog, ReferenceId
-
-    n_failed = 0
-    with Catalog.open(_settings(context, config_file, data_dir).data_dir, write=True) as catalog:
-        for reference_id in reference_ids:
-            try:
-                catalog.remove(ReferenceId(reference_id))
-                typer.echo(f"removed: {reference_id}")
-            except CatalogError as error:
-                _complain(error)
-                n_failed += 1
-    if n_failed:
-        raise typer.Exit(FAILED)
 
 
 # --- check, serve, demo ----------------------------------------------------------------------------------------------
@@ -289,22 +105,22 @@ def check(
         raise typer.BadParameter("--channel names one recording; check the files one by one.")
     if segments is not None and not segments.parent.is_dir():  # said now, not after hours of work
         raise typer.BadParameter(f"there is no folder {segments.parent}; make it first.", param_hint="--segments")
-    settings = _settings(context, config_file, data_dir)
+    settings = settings_of(context, config_file, data_dir)
     from monitor.pipeline import check_file
 
     found: list[dict[str, Any]] = []
     n_failed = 0
     for file in files:
         try:
-            with _progress(file.name) as step:
+            with progress_bar(file.name) as step:
                 found += check_file(file, channel or file.stem, settings=settings, progress=step)
         except CatalogError as error:
-            _complain(error)
+            complain(error)
             n_failed += 1
     if segments is not None:
         _write_lines(segments, found)
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         _print_segments(found)
     if n_failed or (fail_on_match and found):
@@ -326,7 +142,7 @@ def _print_segments(found: list[dict[str, Any]]) -> None:
         )
         for one in found
     ]
-    _print_table(("CHANNEL", "ON AIR", "REFERENCE", "ITS SECONDS", "SPEED", "SCORE"), rows)
+    print_table(("CHANNEL", "ON AIR", "REFERENCE", "ITS SECONDS", "SPEED", "SCORE"), rows)
 
 
 def _write_lines(path: Path, values: Iterable[object]) -> None:
@@ -339,7 +155,7 @@ def _write_lines(path: Path, values: Iterable[object]) -> None:
 @app.command()
 def serve(context: typer.Context, config_file: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """Watch every configured channel until told to stop."""
-    settings = _settings(context, config_file, data_dir)
+    settings = settings_of(context, config_file, data_dir)
     if not settings.channels:
         raise ConfigError(
             "no channel is configured; add `channels:` with a name and a url to the file given by --config."
@@ -350,7 +166,7 @@ def serve(context: typer.Context, config_file: ConfigOption = None, data_dir: Da
     from monitor.supervisor import serve as watch
 
     configure_logging(settings.logging)
-    asyncio.run(watch(settings, config=config_file or context.obj[0]))
+    asyncio.run(watch(settings))
 
 
 @app.command()
@@ -363,7 +179,7 @@ def demo(
     data_dir: DataDirOption = None,
 ) -> None:
     """See it work: films and a broadcast are made, the broadcast is aired, and copies are found live."""
-    settings = _settings(context, None, data_dir)
+    settings = settings_of(context, None, data_dir)
     from monitor.demo.run import run_demo
 
     if not run_demo(settings, fast=fast, leave=leave):
@@ -376,7 +192,7 @@ def demo(
 @config.command("check")
 def config_check(context: typer.Context, config_file: ConfigOption = None) -> None:
     """Say whether the configuration is right."""
-    settings = _settings(context, config_file)
+    settings = settings_of(context, config_file)
     named = config_file or context.obj[0]
     typer.echo(f"{named or 'the environment'}: right, {len(settings.channels)} channels")
 
@@ -389,9 +205,9 @@ def config_show(
     as_json: JsonOption = False,
 ) -> None:
     """Show every setting as it is in force, credentials hidden."""
-    values = _settings(context, config_file, data_dir).model_dump(mode="json")
+    values = settings_of(context, config_file, data_dir).model_dump(mode="json")
     if as_json:
-        _print_json(values)
+        print_json(values)
     else:
         typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)
 
@@ -406,11 +222,11 @@ def doctor(
     """Examine this machine and the configuration; each fault says what to do."""
     from monitor.doctor import examine
 
-    findings = list(examine(_settings(context, config_file, data_dir)))
+    findings = list(examine(settings_of(context, config_file, data_dir)))
     if as_json:
-        _print_json([dataclasses.asdict(finding) for finding in findings])
+        print_json([dataclasses.asdict(finding) for finding in findings])
     else:
-        _print_table(("", "WHAT", "FOUND"), [("ok" if one.ok else "FAULT", one.what, one.found) for one in findings])
+        print_table(("", "WHAT", "FOUND"), [("ok" if one.ok else "FAULT", one.what, one.found) for one in findings])
     faults = [finding for finding in findings if not finding.ok]
     if faults:
         raise typer.Exit(UNREACHABLE if all(fault.unreachable for fault in faults) else FAILED)
@@ -423,7 +239,7 @@ def version(as_json: JsonOption = False) -> None:
 
     if as_json:
         names = ("torch", "av", "faiss-cpu", "apsw", "numpy")
-        _print_json({"copywatch": __version__, "python": sys.version.split()[0], **{n: installed(n) for n in names}})
+        print_json({"copywatch": __version__, "python": sys.version.split()[0], **{n: installed(n) for n in names}})
     else:
         typer.echo(f"copywatch {__version__}")
 

@@ -128,6 +128,14 @@ class AlertingSettings(_Section):
     )
 
 
+class RegistrationSettings(_Section):
+    """What is kept of a reference."""
+
+    thumbnails: bool = Field(
+        default=True, description="Keep one small picture per reference second, which evidence shows beside the air."
+    )
+
+
 class WebSettings(_Section):
     """Health and metrics over HTTP."""
 
@@ -175,6 +183,7 @@ class Settings(BaseSettings):
     channels: Annotated[list[ChannelSettings], AfterValidator(_unique_names)] = Field(
         default_factory=list, description="The broadcasts to watch."
     )
+    registration: RegistrationSettings = RegistrationSettings()
     matching: MatchingSettings = MatchingSettings()
     alerting: AlertingSettings = AlertingSettings()
     web: WebSettings = WebSettings()

@@ -173,9 +173,13 @@ class Catalog:
         return reference_of(self._row(id))
 
     def by_content(self, sha256: str) -> Reference | None:
-        """The reference made from a file with these bytes."""
-        rows = self._select("reference", "content_sha256", sha256)
+        """The reference made from a file with these bytes; one whose row is damaged is not believed."""
+        rows = [row for row in self._select("reference", "content_sha256", sha256) if is_right(row)]
         return reference_of(rows[0]) if rows else None
+
+    def is_quarantined(self, id: ReferenceId) -> bool:
+        """Whether the reference is kept out of every search, since its features are damaged."""
+        return bool(self._select("quarantine", "id", id))
 
     def features(self, id: ReferenceId) -> ReferenceFeatures:
         """The reference's features, as they were written, or DamagedReference."""
@@ -183,7 +187,8 @@ class Catalog:
         try:
             content = self.features_path(reference).read_bytes()
         except OSError as error:
-            self.get(id)  # removed meanwhile: unknown, not damaged
+            if self.get(id) != reference:  # replaced meanwhile; where it was removed, `get` says so
+                return self.features(id)
             raise DamagedReference(id, f"its feature file cannot be read ({error.strerror})") from error
         if hashlib.sha256(content).hexdigest() != reference.features_sha256:
             raise DamagedReference(id, "its feature file has changed on disk")
@@ -200,7 +205,9 @@ class Catalog:
                 offset, length, checksum = THUMBNAIL.unpack(pack.read(THUMBNAIL.size))
                 pack.seek(offset)
                 jpeg = pack.read(length)
-        except (OSError, struct.error, OverflowError) as error:
+        except (OSError, struct.error, OverflowError, ValueError) as error:
+            if self.get(id) != reference:  # replaced meanwhile
+                return self.thumbnail(id, second)
             raise DamagedReference(id, "its thumbnails cannot be read") from error
         if len(jpeg) != length or zlib.crc32(jpeg, second) != checksum:
             raise DamagedReference(id, f"its thumbnail of second {second} has changed on disk")

@@ -62,8 +62,8 @@ class ReferenceIndex:
         if foreign:
             names = ", ".join(foreign[:NAMED]) + (f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else "")
             raise EncoderMismatch(
-                f"Another encoder made the features of {names}; for each, run `copywatch refs rm ID` and "
-                f"`copywatch refs add FILE` again with this encoder ({encoder_id})."
+                f"Another encoder made the features of {names}; run `copywatch refs add FILE` again with the video of "
+                f"each, which replaces them by this encoder's ({encoder_id}), or `copywatch refs rm ID`."
             )
         pairs = []
         for reference in references:

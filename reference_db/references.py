@@ -28,7 +28,7 @@ SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 # Control characters, line breaks, halves of characters, and what turns the direction of writing.
 UNSHOWABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 MAX_HEADER_BYTES = 1 << 20
-MAX_SECONDS = 1_000_000  # of one reference: 278 hours, a file of 1 GB
+MAX_SECONDS = 250_000  # of a reference that is moved: 69 hours, a file of 256 MB
 MAX_WORDS, MAX_TAGS = 1000, 100  # characters of a title, owner, tag or encoder's name; tags of one reference
 UNIT_SLACK = 0.01  # how far from 1 the length of a float16 row may be
 
@@ -50,6 +50,7 @@ class Reference:
     features_sha256: str  # of its feature file; set by Catalog.add
     added_at: datetime  # aware UTC
     thumbnails_sha256: str = ""  # of its thumbnails' file, empty where none are kept; set by Catalog.add
+    imported: bool = False  # its features came from elsewhere, so its video was never seen here
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +85,11 @@ def check_words(title: str, owner: str, tags: Mapping[str, str]) -> None:
             raise CatalogError(f"The {what} {words[:40]!a} cannot be kept: up to {MAX_WORDS} printable characters can.")
     if len(tags) > MAX_TAGS:
         raise CatalogError(f"{len(tags)} tags are too many: up to {MAX_TAGS} can be kept.")
+
+
+def showable(words: str) -> str:
+    """The words with what could not be kept or shown replaced, and cut to the length that can."""
+    return UNSHOWABLE.sub("\N{REPLACEMENT CHARACTER}", words)[:MAX_WORDS]
 
 
 def record(reference: Reference) -> str:
@@ -164,7 +170,7 @@ def _checked(words: str, features_sha256: str) -> Reference:
         if values.keys() != kinds.keys():
             raise ValueError("wrong names")
         for name, kind in kinds.items():
-            expected = {int: int, dict[str, str]: dict}.get(kind, str)
+            expected = {int: int, bool: bool, dict[str, str]: dict}.get(kind, str)
             if type(values[name]) is not expected:
                 raise ValueError(f"wrong kind of {name}")
         if not all(isinstance(value, str) for value in values["tags"].values()):

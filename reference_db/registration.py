@@ -1,19 +1,21 @@
 """Registration: one video file becomes one reference, with a report on how well it can be recognised.
 
 The child process decodes ahead while the pictures it has sent are encoded here. The same bytes registered twice are
-one reference; a video without a single second to recognise it by is refused.
+one reference; a video without a single second to recognise it by, or that breaks off early, is refused.
 """
 
 import hashlib
 import io
 import math
 import re
+import stat
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +32,15 @@ from reference_db.errors import (
     UnknownReference,
 )
 from reference_db.frames import Frame
+from reference_db.index import ReferenceIndex
+from reference_db.references import check_words, showable
 
 BATCH = 8  # pictures encoded at a time; the decoder works on the next ones meanwhile
 THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 70  # longest side in pixels; some 4 kB a second
 STATIC_SIMILARITY = 0.98  # a second this like the one before it shows nothing new
 OVERLAP_SIMILARITY = 0.8  # a second this like one of another reference may be the same scene
+OVERLAP_HITS = 16  # reference seconds looked at for each second
+WHOLE_SHARE, WHOLE_SLACK_S = 0.9, 2.0  # less of what the file says it holds, and it is not whole
 # What is worth a warning.
 DULL_SHARE, STATIC_S, OVERLAP_SHARE, SHORT_S = 0.5, 30, 0.1, 3
 
@@ -55,8 +61,12 @@ class Registration:
     """What came of registering a file."""
 
     reference: Reference
-    already_there: bool
-    report: Hygiene
+    outcome: Literal["added", "already there", "replaced"]  # replaced: its features were damaged, imported or outdated
+    report: Hygiene | None  # None for one that was already there; `hygiene` makes it at any time
+
+    @property
+    def already_there(self) -> bool:
+        return self.outcome == "already there"
 
 
 def register(
@@ -70,67 +80,94 @@ def register(
     tags: Mapping[str, str] | None = None,
     thumbnails: bool = True,
     progress: Callable[[int, int | None], None] | None = None,
+    index: Callable[[], ReferenceIndex] | None = None,
 ) -> Registration:
     """The file as a reference, safe in the catalogue; found there already when its bytes are known.
 
-    `progress` is told the seconds done and, where the file says, their total. Raises MediaError for a file that cannot
-    be used, ReferenceExists for an id that is taken, EncoderMismatch for a file that another encoder registered.
+    A known reference is encoded anew, and replaced in one step, where its features are damaged, made by another encoder
+    or imported; its id, title, owner and tags stay unless others are given. `progress` is told the seconds done and,
+    where the file says, their total. `index` gives what overlaps are looked for in; without it one is made. Raises
+    MediaError for a file that cannot be used, ReferenceExists for an id that is taken.
     """
     wanted = None if id is None else check_id(id)
+    check_words(title or "", owner, tags or {})
+    before = _file_status(path)
+    content_sha256 = _sha256(path)
+    known = catalog.by_content(content_sha256)
+    if known is not None and _is_good(known, catalog, encoder):
+        return Registration(known, "already there", None)
+    if known is None and wanted is not None and _is_taken(catalog, wanted):
+        raise ReferenceExists(f"The id {wanted} is taken by another video; choose another, or remove that first.")
     with DecodingChild(str(path)) as child:
         info = child.info()
-        content_sha256 = _sha256(path)
-        known = catalog.by_content(content_sha256)
-        if known is not None:
-            return _already_there(known, catalog, encoder)
-        if wanted is not None and _is_taken(catalog, wanted):
-            raise ReferenceExists(f"The id {wanted} is taken by another video; choose another, or remove that first.")
         total = None if info.duration_s is None else math.ceil(info.duration_s)
         features, pictures = _encoded(child.frames(), encoder, thumbnails, total, progress)
-    if not features.informative.any():
-        raise MediaError(f"{path.name} shows nothing but black or flat pictures; it could never be recognised.")
+    _check_whole(path, features, info.duration_s)
+    if _file_status(path) != before:
+        raise MediaError(f"{showable(path.name)} was changed while it was read; register it again when it is finished.")
     reference = Reference(
-        id=wanted or _free_id(catalog, path.stem),
-        title=path.stem if title is None else title,
-        owner=owner,
-        tags=dict(tags or {}),
+        id=known.id if known else wanted or _free_id(catalog, path.stem),
+        title=title if title is not None else known.title if known else showable(path.stem),
+        owner=owner or (known.owner if known else ""),
+        tags=dict(tags or (known.tags if known else {})),
         content_sha256=content_sha256,
         n_seconds=len(features.rows),
         n_uninformative=int((~features.informative).sum()),
         encoder_id=encoder.encoder_id,
         features_sha256="",
-        added_at=datetime.now(UTC),
+        added_at=known.added_at if known else datetime.now(UTC),
     )
-    report = examine(features, catalog, encoder.encoder_id)
-    return Registration(catalog.add(reference, features, pictures), already_there=False, report=report)
+    report = examine(features, _index(catalog, encoder.encoder_id, index), itself=reference.id)
+    if known is not None:
+        return Registration(catalog.replace(reference, features, pictures), "replaced", report)
+    return Registration(catalog.add(reference, features, pictures), "added", report)
 
 
-def examine(
-    features: ReferenceFeatures, catalog: Catalog, encoder_id: str, itself: ReferenceId | None = None
-) -> Hygiene:
-    """The hygiene of these features beside the references that are in the catalogue."""
+def hygiene(id: ReferenceId, catalog: Catalog) -> Hygiene:
+    """The hygiene of a reference that is in the catalogue, beside the others there."""
+    reference = catalog.get(id)
+    return examine(catalog.features(id), _index(catalog, reference.encoder_id, None), itself=id)
+
+
+def examine(features: ReferenceFeatures, index: ReferenceIndex | None, itself: ReferenceId | None = None) -> Hygiene:
+    """The hygiene of these features beside the references in the index; None says that those cannot be compared."""
     n_seconds = len(features.rows)
     dull_share = 1 - float(features.informative.mean())
     static_s = _longest_static_s(features)
-    overlaps, warnings = [], []
-    for other in catalog.references():
-        if other.id == itself or other.encoder_id != encoder_id:
-            continue
-        try:
-            share = _share_found(features, catalog.features(other.id))
-        except DamagedReference as damaged:
-            warnings.append(str(damaged))
-            continue
-        if share >= OVERLAP_SHARE:
-            overlaps.append((other.id, share))
-            warnings.append(f"{share:.0%} of its seconds look like {other.id}; a copy of one may be told as both.")
+    warnings = []
+    if index is None:
+        warnings.append("Overlaps were not looked for: another encoder made the features of some references.")
+    overlaps = () if index is None else _overlaps(features, index, itself)
+    for other, what in index.damaged.items() if index is not None else ():
+        warnings.append(f"Reference {other} is damaged and was not compared: {what}.")
+    for other, share in overlaps:
+        warnings.append(f"{share:.0%} of its seconds look like {other}; a copy of one may be told as both.")
     if dull_share >= DULL_SHARE:
         warnings.append(f"{dull_share:.0%} of its seconds are black, flat or missing and cannot be recognised.")
     if static_s >= STATIC_S:
         warnings.append(f"One picture stands still for {static_s} s; a copy of that part alone is weak evidence.")
     if n_seconds < SHORT_S:
         warnings.append(f"It is only {n_seconds} s long; copies this short are easily missed.")
-    return Hygiene(n_seconds, dull_share, static_s, tuple(overlaps), tuple(warnings))
+    return Hygiene(n_seconds, dull_share, static_s, overlaps, tuple(warnings))
+
+
+def _index(catalog: Catalog, encoder_id: str, index: Callable[[], ReferenceIndex] | None) -> ReferenceIndex | None:
+    try:
+        return index() if index is not None else ReferenceIndex.build(catalog, encoder_id)
+    except EncoderMismatch:
+        return None
+
+
+def _is_good(known: Reference, catalog: Catalog, encoder: Encoder) -> bool:
+    return known.encoder_id == encoder.encoder_id and not known.imported and not catalog.is_quarantined(known.id)
+
+
+def _check_whole(path: Path, features: ReferenceFeatures, duration_s: float | None) -> None:
+    name, n_seconds = showable(path.name), len(features.rows)
+    if duration_s is not None and n_seconds < WHOLE_SHARE * duration_s - WHOLE_SLACK_S:
+        raise MediaError(f"{name} breaks off after {n_seconds} of {duration_s:.0f} s; it is damaged or cut short.")
+    if not features.informative.any():
+        raise MediaError(f"{name} shows nothing but black or flat pictures; it could never be recognised.")
 
 
 def safe_id(stem: str) -> ReferenceId:
@@ -138,16 +175,6 @@ def safe_id(stem: str) -> ReferenceId:
     plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:120]
     return check_id(name or "reference")
-
-
-def _already_there(known: Reference, catalog: Catalog, encoder: Encoder) -> Registration:
-    if known.encoder_id != encoder.encoder_id:
-        raise EncoderMismatch(
-            f"This file is registered as {known.id} with another encoder; run `copywatch refs rm {known.id}` and "
-            f"`copywatch refs add FILE --id {known.id}` again."
-        )
-    report = examine(catalog.features(known.id), catalog, encoder.encoder_id, itself=known.id)
-    return Registration(known, already_there=True, report=report)
 
 
 def _encoded(
@@ -196,14 +223,20 @@ def _longest_static_s(features: ReferenceFeatures) -> int:
     return longest
 
 
-def _share_found(features: ReferenceFeatures, other: ReferenceFeatures) -> float:
-    """The share of informative seconds that the other reference also has."""
+def _overlaps(
+    features: ReferenceFeatures, index: ReferenceIndex, itself: ReferenceId | None
+) -> tuple[tuple[ReferenceId, float], ...]:
+    """Other references that share many of the informative seconds, and the share; the greatest first."""
     ours = features.rows[features.informative].astype(np.float32)
-    theirs = other.rows[other.informative].astype(np.float32)
-    if not len(ours) or not len(theirs):
-        return 0.0
-    found = [(part @ theirs.T).max(axis=1) > OVERLAP_SIMILARITY for part in np.array_split(ours, len(ours) // 256 + 1)]
-    return float(np.concatenate(found).mean())
+    n_found = np.zeros(len(index.references), np.int64)
+    for part in np.array_split(ours, len(ours) // 256 + 1):
+        hits = index.search(part, OVERLAP_HITS)
+        is_alike = (hits.similarity > OVERLAP_SIMILARITY) & (hits.reference >= 0)
+        for owners, alike in zip(hits.reference, is_alike, strict=True):
+            n_found[np.unique(owners[alike])] += 1
+    shares = [(index.references[i].id, float(n_found[i] / len(ours))) for i in np.flatnonzero(n_found)]
+    found = [(other, share) for other, share in shares if share >= OVERLAP_SHARE and other != itself]
+    return tuple(sorted(found, key=lambda pair: -pair[1]))
 
 
 def _is_taken(catalog: Catalog, id: ReferenceId) -> bool:
@@ -211,6 +244,8 @@ def _is_taken(catalog: Catalog, id: ReferenceId) -> bool:
         catalog.get(id)
     except UnknownReference:
         return False
+    except DamagedReference:
+        return True
     return True
 
 
@@ -226,4 +261,20 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise MediaError(f"{path.name} cannot be read: {error.strerror}.") from error
+        raise MediaError(f"{showable(path.name)} cannot be read: {error.strerror}.") from error
+
+
+def _file_status(path: Path) -> tuple[int, int]:
+    """Size and time of the last change; MediaError for what is no file, before anything waits for it."""
+    name = showable(path.name)
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise MediaError(f"{name} does not exist; check the path.") from None
+    except OSError as error:
+        raise MediaError(f"{name} cannot be read: {error.strerror}.") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise MediaError(f"{name} is not a regular file; name a video file.")
+    if status.st_size == 0:
+        raise MediaError(f"{name} is empty.")
+    return status.st_size, status.st_mtime_ns

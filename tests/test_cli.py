@@ -212,11 +212,8 @@ def test_one_bad_file_does_not_stop_the_others(run: Run, films: Path, tmp_path: 
     assert ended.code == 1
     assert ended.out == "added: one (6 s)\nadded: two (5 s)\n"
     complaints = ended.err.splitlines()
-    assert [name in line for name, line in zip(("none.mp4", "text.mp4", "sound.m4a"), complaints, strict=True)] == [
-        True,
-        True,
-        True,
-    ]
+    words = ("none.mp4", "text.mp4", "sound.m4a", "3 of 5 were not registered.")
+    assert [word in line for word, line in zip(words, complaints, strict=True)] == [True] * 4
     assert ids(run) == ["one", "two"]
 
 
@@ -250,6 +247,75 @@ def test_adding_as_json_has_the_report(run: Run, films: Path) -> None:
     assert said[0]["reference"]["id"] == "one"
     assert said[0]["already_there"] is False
     assert said[0]["report"]["n_seconds"] == 6
+
+
+def test_folders_and_lists_on_stdin_are_registered(
+    run: Run, films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (films / "one.srt").write_text("words")
+    ended = run("refs", "add", films)
+    assert (ended.code, ended.out) == (0, "added: one (6 s)\nadded: two (5 s)\n")
+    assert ended.err == "copywatch: 1 files in folders were passed over: they are no videos by their names.\n"
+    for between in ("\n", "\0"):
+        lines = between.join([str(films / "one.mp4"), str(films / "two.mp4"), ""])
+        (tmp_path / "list").write_text(lines)
+        with (tmp_path / "list").open() as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            assert run("refs", "add", "-").out == "already there: one (6 s)\nalready there: two (5 s)\n"
+    (tmp_path / "nothing").mkdir()
+    assert run("refs", "add", tmp_path / "nothing") == Ended(1, "", "copywatch: There is no video there.\n")
+
+
+def test_verify_names_what_is_damaged_and_repair_mends_the_catalogue(run: Run, films: Path, tmp_path: Path) -> None:
+    run("refs", "add", films / "one.mp4", films / "two.mp4")
+    assert run("refs", "verify").out.startswith("all whole: 2 references, ")
+    (path,) = (tmp_path / "data" / "features").glob("one.*")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1])
+    ended = run("refs", "verify")
+    assert (ended.code, ended.out.splitlines()[0][:12]) == (1, "damaged: one")
+    assert "NOT WHOLE" in ended.out
+    listed = run("refs", "list")
+    assert len(listed.out.splitlines()) == 2
+    assert "one is damaged and is not searched" in listed.err
+    path.write_bytes(content)
+    assert run("refs", "verify").out.startswith("whole again: one\nall whole: 2 references")
+    (tmp_path / "data" / "catalog.sqlite").write_bytes(b"no database " * 1000)
+    refused = run("refs", "list")
+    assert refused.code == 1
+    assert "copywatch refs verify --repair" in refused.err
+    mended = run("refs", "verify", "--repair", "--json")
+    assert mended.code == 0
+    assert isinstance(mended.said, dict)
+    assert mended.said["whole"] is True
+    assert mended.said["repair"]["restored"] == ["one", "two"]
+    assert ids(run) == ["one", "two"]
+
+
+def test_a_reference_is_exported_and_imported(run: Run, films: Path, tmp_path: Path) -> None:
+    run("refs", "add", films / "one.mp4", "--title", "One")
+    assert run("refs", "export", "one").out == "exported: one.copywatch (7 kB)\n"
+    assert run("refs", "export", "one").code == 1
+    there = ("--data-dir", tmp_path / "there")
+    assert run("refs", "import", "one.copywatch", *there).out == "added: one (6 s)\n"
+    said = run("refs", "import", "one.copywatch", *there, "--json").said
+    assert isinstance(said, list)
+    assert said[0]["already_there"] is True
+    shown = run("refs", "show", "one", *there, "--json").said
+    assert isinstance(shown, dict)
+    assert (shown["title"], shown["imported"], shown["thumbnails_sha256"]) == ("One", True, "")
+    (tmp_path / "bad.copywatch").write_text("nothing of ours")
+    bad = run("refs", "import", "bad.copywatch", "one.copywatch", *there)
+    assert (bad.code, bad.out) == (1, "already there: one (6 s)\n")
+    assert bad.err == "copywatch: bad.copywatch is no export of Copywatch, or cut short.\n"
+
+
+def test_thumbnails_are_a_setting(run: Run, films: Path, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("registration: {thumbnails: false}\n")
+    run("refs", "add", films / "one.mp4", "--config", "c.yaml")
+    run("refs", "add", films / "two.mp4")
+    kept = [path.name.partition(".")[0] for path in (tmp_path / "data" / "thumbnails").iterdir()]
+    assert kept == ["two"]
 
 
 # --- check -----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """Registration of generated films by a small encoder: what is stored, what is refused, what is reported."""
 
 import io
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from reference_db.encoder import Encoder, load_encoder
 from reference_db.errors import CatalogError, EncoderMismatch, MediaError, ReferenceExists
 from reference_db.frames import decode_file
 from reference_db.index import ReferenceIndex
-from reference_db.registration import register, safe_id
+from reference_db.registration import Hygiene, hygiene, register, safe_id
 from tests.media import picture, write_clip, write_film, write_sound
 
 
@@ -74,6 +76,7 @@ def test_a_film_becomes_a_reference(tmp_path: Path, encoder: Encoder, film: Path
     assert np.array_equal(features.rows, expected.astype(np.float16))
     assert thumbnail is not None
     assert Image.open(io.BytesIO(thumbnail)).size == (160, 90)
+    assert done.report is not None
     assert done.report.warnings == ()
 
 
@@ -98,7 +101,8 @@ def test_the_same_bytes_are_registered_once(tmp_path: Path, encoder: Encoder, fi
         again = register(copy, catalog, encoder, id="other")
         assert again.already_there
         assert again.reference == first.reference
-        assert again.report == first.report
+        assert again.report is None
+        assert hygiene(first.reference.id, catalog) == first.report
         assert catalog.generation() == 1
 
 
@@ -131,17 +135,52 @@ def test_stems_are_made_safe(stem: str, id: str) -> None:
     assert safe_id(stem) == id
 
 
-def test_a_file_registered_with_another_encoder_is_refused(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+def test_a_file_registered_with_another_encoder_is_replaced(tmp_path: Path, encoder: Encoder, film: Path) -> None:
     newer = patches_encoder(tmp_path / "newer.pt", version=0.5)
     assert newer.encoder_id != encoder.encoder_id
+    other = write_film(tmp_path / "other.mp4", seed=2, seconds=4)
     with Catalog.open(tmp_path, write=True) as catalog:
-        register(film, catalog, encoder, id="film")
-        with pytest.raises(EncoderMismatch, match="copywatch refs rm film"):
-            register(film, catalog, newer)
+        old = register(film, catalog, encoder, id="film", title="Film", owner="We", tags={"a": "b"}).reference
+        register(other, catalog, encoder, id="other")
+        with pytest.raises(EncoderMismatch, match="copywatch refs add FILE"):
+            ReferenceIndex.build(catalog, newer.encoder_id)
+        done = register(film, catalog, newer)
+        assert done.outcome == "replaced"
+        assert done.reference == replace(
+            old,
+            encoder_id=newer.encoder_id,
+            features_sha256=done.reference.features_sha256,
+            thumbnails_sha256=done.reference.thumbnails_sha256,
+        )
+        assert done.report is not None
+        assert "Overlaps were not looked for" in done.report.warnings[0]
+        assert register(film, catalog, newer).already_there
+        register(other, catalog, newer)
+        index = ReferenceIndex.build(catalog, newer.encoder_id)
+        assert [reference.id for reference in index.references] == ["film", "other"]
+
+
+def test_registering_a_damaged_reference_s_video_mends_it(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        stored = register(film, catalog, encoder, id="film").reference
+        path = catalog.features_path(stored)
+        path.write_bytes(path.read_bytes()[:-1])
+        catalog.quarantine({stored.id: "its feature file has changed on disk"})
+        done = register(film, catalog, encoder)
+        assert (done.outcome, done.reference) == ("replaced", stored)
+        assert len(catalog.features(stored.id).rows) == 12
+        assert catalog.contents().damaged == {}
 
 
 def test_what_cannot_be_decoded_leaves_nothing(tmp_path: Path, encoder: Encoder) -> None:
     (tmp_path / "words.mp4").write_text("no video " * 100)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty.mp4").touch()
+    for ending in ("mp4", "mkv"):
+        whole = write_film(tmp_path / f"whole.{ending}", seed=3, seconds=12).read_bytes()
+        (tmp_path / f"cut.{ending}").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "list.mp4").write_text("#EXTM3U\n#EXTINF:9,\nwhole.mp4\n#EXT-X-ENDLIST\n")
+    write_clip(tmp_path / "huge.mp4", [(0.0, np.full((8000, 8000, 3), 90, np.uint8))], codec="mjpeg", b_frames=0)
     black = write_clip(tmp_path / "black.mp4", [(n / 5, still(0)) for n in range(20)])
     with Catalog.open(tmp_path / "library", write=True) as catalog:
         for path, reason in [
@@ -149,6 +188,13 @@ def test_what_cannot_be_decoded_leaves_nothing(tmp_path: Path, encoder: Encoder)
             (tmp_path / "words.mp4", "not a video"),
             (write_sound(tmp_path / "sound.wav"), "no video"),
             (black, "could never be recognised"),
+            (tmp_path, "not a regular file"),
+            (tmp_path / "pipe", "not a regular file"),
+            (tmp_path / "empty.mp4", "is empty"),
+            (tmp_path / "cut.mp4", "not a video in a format that is read here, or it is damaged"),
+            (tmp_path / "cut.mkv", r"breaks off after \d of 12 s|too many damaged pictures"),
+            (tmp_path / "list.mp4", "not a video in a format"),
+            (tmp_path / "huge.mp4", "8192x4352"),
         ]:
             with pytest.raises(MediaError, match=reason):
                 register(path, catalog, encoder)
@@ -169,6 +215,7 @@ def test_holes_and_black_seconds_are_uninformative(tmp_path: Path, encoder: Enco
     assert has_thumbnail == [s not in (6, 7) for s in range(10)]
     assert not features.rows[6:8].any()
     assert done.reference.n_uninformative == 5
+    assert done.report is not None
     assert done.report.uninformative_share == pytest.approx(0.5)
     assert done.report.warnings == ("50% of its seconds are black, flat or missing and cannot be recognised.",)
 
@@ -180,6 +227,12 @@ def test_thumbnails_may_be_left_out(tmp_path: Path, encoder: Encoder, film: Path
     assert not any((tmp_path / "thumbnails").iterdir())
 
 
+def reported(path: Path, catalog: Catalog, encoder: Encoder) -> Hygiene:
+    report = register(path, catalog, encoder).report
+    assert report is not None
+    return report
+
+
 def test_the_report_names_overlaps_static_runs_and_short_videos(tmp_path: Path, encoder: Encoder, film: Path) -> None:
     # 6 s of the film that is there already, then one picture for 34 s
     clip = [(n / 2, picture(1, n / 2) if n < 12 else picture(9, 0)) for n in range(80)]
@@ -187,7 +240,7 @@ def test_the_report_names_overlaps_static_runs_and_short_videos(tmp_path: Path, 
     short = write_film(tmp_path / "short.mp4", seed=5, seconds=2)
     with Catalog.open(tmp_path / "library", write=True) as catalog:
         register(film, catalog, encoder, id="film")
-        report = register(mixed, catalog, encoder).report
+        report = reported(mixed, catalog, encoder)
         assert report.longest_static_s == 34
         ((other, share),) = report.overlaps
         assert other == ReferenceId("film")
@@ -195,7 +248,7 @@ def test_the_report_names_overlaps_static_runs_and_short_videos(tmp_path: Path, 
         overlap, static = report.warnings
         assert overlap.startswith("15% of its seconds look like film")
         assert static.startswith("One picture stands still for 34 s")
-        assert "only 2 s long" in register(short, catalog, encoder).report.warnings[-1]
+        assert "only 2 s long" in reported(short, catalog, encoder).warnings[-1]
 
 
 def test_a_damaged_neighbour_is_named_but_does_not_stop_a_registration(
@@ -205,5 +258,6 @@ def test_a_damaged_neighbour_is_named_but_does_not_stop_a_registration(
     with Catalog.open(tmp_path / "library", write=True) as catalog:
         register(film, catalog, encoder, id="film")
         next((tmp_path / "library" / "features").iterdir()).write_bytes(b"damaged")
-        report = register(other, catalog, encoder).report
+        report = reported(other, catalog, encoder)
     assert "Reference film is damaged" in report.warnings[0]
+    assert len(report.warnings) == 1

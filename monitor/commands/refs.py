@@ -1,0 +1,367 @@
+"""`copywatch refs`: the library on the command line, in the same words as `reference_db.library.References`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from monitor.commands.terminal import (
+    FAILED,
+    ConfigOption,
+    DataDirOption,
+    JsonOption,
+    clock,
+    complain,
+    plain,
+    print_json,
+    print_table,
+    progress_bar,
+    settings_of,
+)
+from reference_db.errors import CatalogError, StorageError
+from reference_db.library import Added, Found, References, find_videos
+
+if TYPE_CHECKING:
+    from monitor.settings import Settings
+    from reference_db.registration import Registration
+    from reference_db.verification import Repair, Verification
+
+app = typer.Typer(no_args_is_help=True, help="The library of references.")
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID")]
+
+
+def _library(context: typer.Context, config_file: Path | None, data_dir: Path | None) -> tuple[References, Settings]:
+    settings = settings_of(context, config_file, data_dir)
+    return References(settings.data_dir, settings.encoder, threads=settings.compute.threads), settings
+
+
+# --- add -------------------------------------------------------------------------------------------------------------
+
+
+@app.command("add")
+def add(
+    context: typer.Context,
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Videos, folders of videos, or - for a list on stdin.")
+    ],
+    reference_id: Annotated[
+        str | None, typer.Option("--id", help="Id of the reference; the file's name without its ending when left out.")
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Title for people.")] = None,
+    owner: Annotated[str, typer.Option(help="Who holds the rights.")] = "",
+    tag: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A tag; may be given often.")] = None,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Register videos: decode, encode, store. The same file twice is one reference; a broken-off run goes on."""
+    tags = _tags(tag or [])
+    library, settings = _library(context, config_file, data_dir)
+    found = find_videos(_with_stdin(paths))
+    if len(found.videos) > 1 and (reference_id or title):
+        raise typer.BadParameter("--id and --title name one video; register the files one by one.")
+    told: list[dict[str, object]] = []
+    failed: list[Added] = []
+    with _AddProgress(found) as bar:
+        outcomes = library.add(
+            found,
+            id=reference_id,
+            title=title,
+            owner=owner,
+            tags=tags,
+            thumbnails=settings.registration.thumbnails,
+            on_file=bar.begin,
+            progress=bar.step,
+        )
+        for done in outcomes:
+            if done.registration is None:
+                failed.append(done)
+                told.append({"file": str(done.path), "error": str(done.error)})
+                continue
+            told.append({"file": str(done.path), **_said(done.registration)})
+            if not as_json:
+                _print_registration(done.registration)
+    if as_json:
+        print_json(told)
+    _conclude(found, failed)
+
+
+def _with_stdin(paths: Sequence[Path]) -> Iterator[Path]:
+    """The paths, with `-` replaced by those on stdin: one a line, or with NUL between them."""
+    for path in paths:
+        if str(path) != "-":
+            yield path
+            continue
+        lines = sys.stdin.buffer.read()
+        for line in lines.split(b"\0" if b"\0" in lines else b"\n"):
+            if line.strip():
+                yield Path(line.rstrip(b"\r").decode(errors="surrogateescape"))
+
+
+def _said(done: Registration) -> dict[str, object]:
+    return {"outcome": done.outcome, "already_there": done.already_there, **dataclasses.asdict(done)}
+
+
+def _print_registration(done: Registration) -> None:
+    reference = done.reference
+    dull = f", {reference.n_uninformative} s of them black or flat" if reference.n_uninformative else ""
+    typer.echo(f"{done.outcome}: {reference.id} ({reference.n_seconds} s{dull})")
+    for warning in done.report.warnings if done.report else ():
+        typer.echo(f"  note: {warning}")
+
+
+def _conclude(found: Found, failed: Sequence[Added]) -> None:
+    """Says what was not registered and why, at the end, where it is seen."""
+    for one in failed:
+        complain(one.error)
+    n_files = len(found.videos) + len(found.errors)
+    if failed and n_files > 1:
+        complain(f"{len(failed)} of {n_files} were not registered.")
+    if found.n_passed_over:
+        complain(f"{found.n_passed_over} files in folders were passed over: they are no videos by their names.")
+    if failed:
+        raise typer.Exit(FAILED)
+    if not n_files:
+        complain("There is no video there.")
+        raise typer.Exit(FAILED)
+
+
+def _tags(pairs: Sequence[str]) -> dict[str, str]:
+    tags = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise typer.BadParameter(f"expected KEY=VALUE, got {pair!r}.", param_hint="--tag")
+        tags[key] = value
+    return tags
+
+
+class _Speed(ProgressColumn):
+    """How fast: times real time for one video, bytes per second for all of them."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.speed or 0.0
+        return Text(f"{speed:.1f}x" if task.fields["unit"] == "s" else f"{speed / 1e6:.1f} MB/s")
+
+
+class _AddProgress:
+    """Bars on stderr, of the video in hand and of all of them, with speed and time left; none where nobody watches."""
+
+    def __init__(self, found: Found) -> None:
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), _Speed())
+        self._progress = Progress(
+            *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
+        )
+        self._sizes = {path: path.stat().st_size if path.is_file() else 0 for path in found.videos}
+        self._n_files, self._n_begun = len(found.videos), 0
+        self._bytes_before, self._size = 0, 0
+        many = self._n_files > 1
+        self._all = self._progress.add_task("all", total=found.n_bytes, unit="B", done="") if many else None
+        self._one = self._progress.add_task("", total=None, unit="s", done="")
+
+    def __enter__(self) -> _AddProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def begin(self, path: Path) -> None:
+        """The next video."""
+        self._bytes_before += self._size
+        self._size = self._sizes[path]
+        self._n_begun += 1
+        self._progress.reset(self._one, total=None, description=path.name, done="")
+        self._show_all(0.0)
+
+    def step(self, done_s: int, total_s: int | None) -> None:
+        """So many seconds of it are done."""
+        shown = f"{clock(done_s)} of {clock(total_s)}" if total_s else clock(done_s)
+        self._progress.update(self._one, completed=done_s, total=total_s, done=shown)
+        self._show_all(done_s / total_s if total_s else 0.0)
+
+    def _show_all(self, share: float) -> None:
+        if self._all is not None:
+            done = self._bytes_before + share * self._size
+            self._progress.update(self._all, completed=done, done=f"{self._n_begun} of {self._n_files} videos")
+
+
+# --- list, show, rm --------------------------------------------------------------------------------------------------
+
+
+@app.command("list")
+def list_(
+    context: typer.Context,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the references; the damaged ones are named apart."""
+    contents = _library(context, config_file, data_dir)[0].list()
+    if as_json:
+        print_json([dataclasses.asdict(reference) for reference in contents.references])
+    else:
+        rows = [
+            (one.id, clock(one.n_seconds), one.owner, one.title, plain(one.added_at)) for one in contents.references
+        ]
+        print_table(("ID", "LENGTH", "OWNER", "TITLE", "ADDED"), rows)
+    for id, what in contents.damaged.items():
+        complain(f"{id} is damaged and is not searched: {what}; run `copywatch refs verify`.")
+    if contents.problem:
+        complain(f"The catalogue is damaged: {contents.problem}; run `copywatch refs verify --repair`.")
+
+
+@app.command("show")
+def show(
+    context: typer.Context,
+    reference_id: IdArgument,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show one reference, and how well it can be recognised and told from the others."""
+    shown = _library(context, config_file, data_dir)[0].show(reference_id)
+    if as_json:
+        print_json({**dataclasses.asdict(shown.reference), "report": dataclasses.asdict(shown.report)})
+        return
+    for name, value in dataclasses.asdict(shown.reference).items():
+        value = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
+        typer.echo(f"{name:18} {plain(value)}")
+    typer.echo(f"{'longest_static_s':18} {shown.report.longest_static_s}")
+    for warning in shown.report.warnings:
+        typer.echo(f"note: {warning}")
+
+
+@app.command("rm")
+def rm(
+    context: typer.Context,
+    reference_ids: Annotated[list[str], typer.Argument(metavar="ID...")],
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Remove references; monitors that run drop them within seconds, and end their alerts."""
+    library = _library(context, config_file, data_dir)[0]
+    n_failed = 0
+    for reference_id in reference_ids:
+        try:
+            library.rm(reference_id)
+            typer.echo(f"removed: {reference_id}")
+        except StorageError:
+            raise
+        except CatalogError as error:
+            complain(error)
+            n_failed += 1
+    if n_failed:
+        raise typer.Exit(FAILED)
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+@app.command("verify")
+def verify(
+    context: typer.Context,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="First make a damaged catalogue again from the feature files.")
+    ] = False,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read every byte of the library against its hash; exit 1 if anything is damaged."""
+    library = _library(context, config_file, data_dir)[0]
+    repaired = library.repair() if repair else None
+    with progress_bar("references", unit="") as step:
+        found = library.verify(progress=step)
+    if as_json:
+        done = None if repaired is None else dataclasses.asdict(repaired)
+        print_json({"whole": found.is_whole, **dataclasses.asdict(found), "repair": done})
+    else:
+        if repaired is not None:
+            _print_repair(repaired)
+        _print_verification(found)
+    if not found.is_whole:
+        raise typer.Exit(FAILED)
+
+
+def _print_repair(done: Repair) -> None:
+    restored = ", ".join(done.restored) or "nothing"
+    typer.echo(f"restored from feature files: {restored}; the catalogue as it was is {done.kept}")
+    if not done.is_certain and done.restored:
+        typer.echo("  note: the tally was damaged too, so a reference that was removed may be among them.")
+    if done.n_lost:
+        typer.echo(f"  note: {done.n_lost} references are lost with row and file; register their videos again.")
+
+
+def _print_verification(found: Verification) -> None:
+    for id, what in found.damaged.items():
+        typer.echo(f"damaged: {id}: {what}; not searched. Register its video again, or `copywatch refs rm {id}`.")
+    for id, what in found.without_thumbnails.items():
+        typer.echo(f"no pictures: {id}: {what}; searched, but evidence shows no pictures of it.")
+    for id in found.released:
+        typer.echo(f"whole again: {id}")
+    for problem in found.problems:
+        typer.echo(f"fault: {problem}")
+    state = "all whole" if found.is_whole else "NOT WHOLE"
+    typer.echo(f"{state}: {found.n_references} references, {found.n_bytes / 1e6:.1f} MB read")
+
+
+# --- export, import --------------------------------------------------------------------------------------------------
+
+
+@app.command("export")
+def export(
+    context: typer.Context,
+    reference_id: IdArgument,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File or folder; ID.copywatch when left out.")
+    ] = None,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Write one reference to a file: features only, the video stays where it is."""
+    path = _library(context, config_file, data_dir)[0].export(reference_id, output)
+    typer.echo(f"exported: {path} ({path.stat().st_size / 1000:.0f} kB)")
+
+
+@app.command("import")
+def import_(
+    context: typer.Context,
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that `refs export` wrote.")],
+    reference_id: Annotated[str | None, typer.Option("--id", help="Another id than it has in the file.")] = None,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take references from files that `refs export` wrote, here or elsewhere."""
+    if len(files) > 1 and reference_id:
+        raise typer.BadParameter("--id names one reference; import the files one by one.")
+    library = _library(context, config_file, data_dir)[0]
+    told: list[dict[str, object]] = []
+    n_failed = 0
+    for file in files:
+        try:
+            done = library.import_(file, id=reference_id)
+        except StorageError:
+            raise
+        except CatalogError as error:
+            complain(error)
+            n_failed += 1
+            continue
+        told.append({"file": str(file), **_said(done)})
+        if not as_json:
+            _print_registration(done)
+    if as_json:
+        print_json(told)
+    if n_failed:
+        raise typer.Exit(FAILED)

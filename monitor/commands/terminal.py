@@ -1,0 +1,81 @@
+"""What every command shares: its options, its settings, and how results, progress and complaints are printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from monitor.settings import Settings, load_settings
+
+FAILED, USAGE, CONFIG, UNREACHABLE = 1, 2, 3, 4  # exit codes
+
+ConfigOption = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="Configuration file.", envvar="COPYWATCH_CONFIG")
+]
+DataDirOption = Annotated[
+    Path | None, typer.Option("--data-dir", metavar="DIR", help="Where all state lives; wins over the configuration.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def settings_of(context: typer.Context, config_file: Path | None = None, data_dir: Path | None = None) -> Settings:
+    """The settings; options after the command win over those before it."""
+    outer_config, outer_data_dir = context.obj
+    return load_settings(config_file or outer_config, data_dir=data_dir or outer_data_dir)
+
+
+def complain(complaint: object) -> None:
+    for line in str(complaint).splitlines():
+        typer.echo(f"copywatch: {line}", err=True)
+
+
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=plain))
+
+
+def plain(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return str(value)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Aligned columns; on a terminal they are folded to its width, in a pipe nothing is cut."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=10_000)
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    console.print(table)
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes and seconds."""
+    whole = int(seconds)
+    return f"{whole // 3600:02}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+@contextmanager
+def progress_bar(what: str, unit: str = "s") -> Iterator[Callable[[float, float | None], None]]:
+    """A bar on stderr while open, and what moves it (seconds done, of how many); no bar where nobody watches."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=None)
+        yield lambda at, total: progress.update(task, completed=int(at), total=total and int(total))

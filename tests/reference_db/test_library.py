@@ -1,0 +1,313 @@
+"""The library in the words of the command line: folders, broken files, moving references from house to house."""
+
+import json
+import os
+import random
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reference_db.catalog import Catalog, Reference
+from reference_db.errors import (
+    CatalogError,
+    CatalogLocked,
+    EncoderMismatch,
+    MediaError,
+    NotAReference,
+    ReferenceExists,
+    UnknownReference,
+)
+from reference_db.library import References, find_videos, read_export
+from reference_db.references import ReferenceFeatures, packed
+from tests.media import write_film, write_sound
+from tests.reference_db.test_registration import patches_encoder
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("encoder") / "patches.pt"
+    patches_encoder(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("films")
+    (folder / "more").mkdir()
+    write_film(folder / "one.mp4", seed=1, seconds=6)
+    write_film(folder / "more" / "two.mkv", seed=2, seconds=5)
+    return folder
+
+
+@pytest.fixture
+def library(tmp_path: Path, encoder: Path) -> References:
+    return References(tmp_path / "library", encoder)
+
+
+def ids(library: References) -> list[str]:
+    return [reference.id for reference in library.list().references]
+
+
+# --- add, list, show, rm ---------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_registered_with_all_that_is_below_it(library: References, films: Path) -> None:
+    (films / "notes.txt").write_text("not a video")
+    begun: list[Path] = []
+    steps: list[tuple[int, int | None]] = []
+    added = list(library.add([films], owner="We", on_file=begun.append, progress=lambda *step: steps.append(step)))
+    assert [one.path for one in added] == begun == [films / "one.mp4", films / "more" / "two.mkv"]
+    assert [one.registration.outcome for one in added if one.registration] == ["added", "added"]
+    assert steps == [(6, 6), (5, 5)]
+    assert ids(library) == ["one", "two"]
+    again = list(library.add([films]))
+    assert [one.registration.outcome for one in again if one.registration] == ["already there"] * 2
+    assert find_videos([films]).n_passed_over == 1
+
+
+def test_show_has_the_report_and_rm_is_for_good(library: References, films: Path) -> None:
+    list(library.add([films]))
+    shown = library.show("one")
+    assert shown.reference.n_seconds == shown.report.n_seconds == 6
+    assert shown.has_thumbnails
+    library.rm("one")
+    assert ids(library) == ["two"]
+    for ask in (library.show, library.rm):
+        with pytest.raises(UnknownReference):
+            ask("one")
+
+
+def test_an_id_names_one_video(library: References, films: Path) -> None:
+    with pytest.raises(CatalogError, match="one by one"):
+        list(library.add([films], id="x"))
+    assert not library.data_dir.exists()
+
+
+def test_words_that_cannot_be_kept_are_refused_before_the_work(library: References, films: Path) -> None:
+    begun: list[tuple[int, int | None]] = []
+    (only,) = library.add([films / "one.mp4"], owner="two\nlines", progress=lambda *step: begun.append(step))
+    assert only.error is not None
+    assert "cannot be kept" in str(only.error)
+    assert begun == []
+
+
+def test_a_name_that_is_no_text_is_registered_and_shown(library: References, films: Path, tmp_path: Path) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/ca\xff\nt.mp4"))
+    path.write_bytes((films / "one.mp4").read_bytes())
+    (only,) = library.add([path])
+    assert only.registration is not None
+    assert only.registration.reference.title == "ca\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}t"
+
+
+def test_a_library_that_is_being_changed_is_refused_before_any_file(library: References, films: Path) -> None:
+    with Catalog.open(library.data_dir, write=True), pytest.raises(CatalogLocked, match="Another process"):
+        list(library.add([films]))
+
+
+def test_a_large_folder_with_some_broken_files(library: References, films: Path, tmp_path: Path) -> None:
+    """10,000 files: three videos under many names, and one broken file in every thousand of each kind."""
+    folder = tmp_path / "archive"
+    folder.mkdir()
+    videos = [films / "one.mp4", films / "more" / "two.mkv", write_film(tmp_path / "three.ts", seed=3, seconds=4)]
+    broken: dict[str, Callable[[Path], object]] = {
+        "empty": Path.touch,
+        "words": lambda path: path.write_text(f"no video, {path.name}"),
+        "cut": lambda path: path.write_bytes(videos[0].read_bytes()[:2000]),
+        "list": lambda path: path.write_text("#EXTM3U\n#EXTINF:9,\n/etc/passwd\n"),
+        "gone": lambda path: path.symlink_to("nowhere"),
+        "sound": lambda path: write_sound(path.with_suffix(".wav")).rename(path),
+        "pipe": lambda path: os.mkfifo(path),
+    }
+    for number in range(10_000):
+        path = folder / f"{number:05}.mp4"
+        kind = list(broken)[number // 1000] if number % 1000 == 500 and number < 7000 else None
+        if kind:
+            broken[kind](path)
+        else:
+            os.link(videos[number % 3], path)
+    outcomes = list(library.add([folder]))
+    assert len(outcomes) == 10_000
+    failed = {one.path.stem: str(one.error) for one in outcomes if one.error}
+    reasons = ("empty", "not a video", "not a video", "not a video", "does not exist", "no video", "not a regular file")
+    assert sorted(failed) == [f"{1000 * n + 500:05}" for n in range(7)]
+    for error, reason in zip((failed[stem] for stem in sorted(failed)), reasons, strict=True):
+        assert reason in error
+    assert ids(library) == ["00000", "00001", "00002"]
+
+
+# --- export, import --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory, encoder: Path, films: Path) -> Path:
+    """The first film, exported by its owner."""
+    home = tmp_path_factory.mktemp("home")
+    library = References(home / "library", encoder)
+    list(library.add([films / "one.mp4"], title="Öne", owner="We", tags={"a": "b"}))
+    return library.export("one", home)
+
+
+def test_a_reference_moves_by_a_file_without_its_video(
+    library: References, exported: Path, encoder: Path, films: Path
+) -> None:
+    done = library.import_(exported)
+    assert (done.outcome, done.reference.id, done.reference.title) == ("added", "one", "Öne")
+    assert done.reference.imported
+    with Catalog.open(library.data_dir) as catalog, Catalog.open(exported.parent / "library") as origin:
+        assert np.array_equal(catalog.features(done.reference.id).rows, origin.features(done.reference.id).rows)
+        assert catalog.thumbnail(done.reference.id, 0) is None
+        assert origin.thumbnail(done.reference.id, 0) is not None
+    assert exported.name == "one.copywatch"
+    assert exported.stat().st_size < 6 * 1025 + 2000
+    assert library.import_(exported).already_there
+    assert library.import_(exported, id="other").already_there
+    (mended,) = library.add([films / "one.mp4"])  # the video itself is better than somebody's word for it
+    assert mended.registration is not None
+    assert mended.registration.outcome == "replaced"
+    assert not mended.registration.reference.imported
+    assert library.show("one").has_thumbnails
+    assert library.import_(exported).already_there
+
+
+def test_an_export_writes_over_nothing(library: References, films: Path, tmp_path: Path) -> None:
+    list(library.add([films / "one.mp4"]))
+    (tmp_path / "x.copywatch").write_text("mine")
+    with pytest.raises(CatalogError, match="is there already"):
+        library.export("one", tmp_path / "x.copywatch")
+    assert (tmp_path / "x.copywatch").read_text() == "mine"
+    with pytest.raises(CatalogError, match="cannot be written"):
+        library.export("one", tmp_path / "none" / "x")
+    with pytest.raises(UnknownReference):
+        library.export("nobody", tmp_path)
+
+
+def test_an_imported_id_that_is_taken_may_be_changed(library: References, exported: Path, films: Path) -> None:
+    list(library.add([films / "more" / "two.mkv"], id="one"))
+    with pytest.raises(ReferenceExists, match="--id"):
+        library.import_(exported)
+    with pytest.raises(CatalogError, match="cannot be an id"):
+        library.import_(exported, id="../x")
+    assert library.import_(exported, id="first").reference.id == "first"
+    assert ids(library) == ["first", "one"]
+
+
+def test_an_export_of_another_encoder_is_refused_with_what_to_do(exported: Path, tmp_path: Path) -> None:
+    patches_encoder(tmp_path / "newer.pt", version=0.5)
+    library = References(tmp_path / "library", tmp_path / "newer.pt")
+    with pytest.raises(EncoderMismatch, match="copywatch refs add FILE"):
+        library.import_(exported)
+    assert library.list().references == ()
+
+
+def test_every_flipped_byte_and_every_cut_of_an_export_is_refused(
+    exported: Path, tmp_path: Path, encoder: Path
+) -> None:
+    content, chance, broken = exported.read_bytes(), random.Random(3), tmp_path / "broken.copywatch"
+    whole = read_export(exported)[0]
+    header = 8 + int.from_bytes(content[:8], "little")
+    for at in [*chance.sample(range(header), 150), *chance.sample(range(header, len(content)), 50)]:
+        broken.write_bytes(content[:at] + bytes([content[at] ^ (1 << chance.randrange(8))]) + content[at + 1 :])
+        try:
+            found = read_export(broken)[0]
+        except NotAReference:
+            continue
+        assert replace(found, features_sha256="") == replace(whole, features_sha256="")  # spaces of the header
+    for length in (0, 1, 7, 8, 9, header - 1, header, len(content) - 1):
+        broken.write_bytes(content[:length])
+        with pytest.raises(NotAReference, match=r"broken\.copywatch"):
+            read_export(broken)
+
+
+def hostile(reference: Reference, features: ReferenceFeatures) -> dict[str, bytes]:
+    """Files that somebody made on purpose; where it can, each has the right sums."""
+    wide = ReferenceFeatures(features.rows * np.float16(3), features.informative)
+    silent = ReferenceFeatures(features.rows * np.float16(0), features.informative & False)
+
+    def header(value: object, rest: bytes = b"") -> bytes:
+        words = json.dumps(value).encode()
+        return struct.pack("<Q", len(words)) + words + rest
+
+    def stamped(**values: Any) -> bytes:
+        content = packed(reference, features)
+        length = int.from_bytes(content[:8], "little")
+        start = json.loads(content[8 : 8 + length])
+        stamp = json.loads(start["__metadata__"]["copywatch"]) | values
+        start["__metadata__"]["copywatch"] = json.dumps(stamp)
+        return header(start, content[8 + length :])
+
+    deep: Any = []
+    for _ in range(900):
+        deep = [deep]
+    return {
+        "path as id": packed(replace(reference, id="../../etc/cron.d/x"), features),  # type: ignore[arg-type]
+        "terminal codes": packed(replace(reference, title="\x1b]0;gotcha\x07"), features),
+        "endless owner": packed(replace(reference, owner="x" * 2000), features),
+        "path as hash": packed(replace(reference, content_sha256="../../x"), features),
+        "wrong length": packed(replace(reference, n_seconds=10**9), features),
+        "negative length": packed(replace(reference, n_uninformative=-1), features),
+        "rows too long": packed(reference, wide),
+        "nothing in it": packed(replace(reference, n_uninformative=reference.n_seconds), silent),
+        "tags of numbers": packed(replace(reference, tags={"a": 1}), features),  # type: ignore[dict-item]
+        "thousand tags": packed(replace(reference, tags={str(n): "" for n in range(1000)}), features),
+        "huge header": struct.pack("<Q", 1 << 62) + b"{}",
+        "no header": b"\0" * 100,
+        "deep header": header(deep),
+        "a list": header([]),
+        "no stamp": header({"__metadata__": {}}),
+        "wrong stamp": header({"__metadata__": {"copywatch": "[]"}}),
+        "other format": stamped(format="copywatch-reference-9"),
+        "no words": stamped(record="\ud800"),
+        "extra words": stamped(record='{"id": "x"}'),
+        "pickle": b"\x80\x04cos\nsystem\n(S'touch gotcha'\ntR.",
+        "overlapping arrays": header(
+            {"rows": {"dtype": "F16", "shape": [1 << 40, 512], "data_offsets": [0, 1 << 50]}}, b"x" * 1000
+        ),
+    }
+
+
+def test_hostile_files_are_refused_and_touch_nothing(library: References, exported: Path, tmp_path: Path) -> None:
+    reference, features = read_export(exported)
+    Catalog.open(library.data_dir, write=True).close()
+    before = sorted(tmp_path.rglob("*"))
+    for name, content in hostile(reference, features).items():
+        path = tmp_path / "hostile.copywatch"
+        path.write_bytes(content)
+        with pytest.raises(NotAReference, match=r"^hostile\.copywatch "):
+            library.import_(path)
+        path.unlink()
+        assert sorted(tmp_path.rglob("*")) == before, name
+    assert library.list().references == ()
+    with pytest.raises(NotAReference, match="cannot be read"):
+        library.import_(tmp_path)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_told_and_the_rest_goes_on(
+    library: References, films: Path, tmp_path: Path
+) -> None:
+    """As another user, where we are root: root may look anywhere."""
+    folder = tmp_path / "films"
+    (folder / "secret").mkdir(parents=True)
+    os.link(films / "one.mp4", folder / "one.mp4")
+    (folder / "secret").chmod(0)
+    program = (
+        "import os, sys, json\nfrom pathlib import Path\n"
+        "sys.path[:0] = json.loads(sys.argv[2])\n"
+        "from reference_db.library import find_videos\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "found = find_videos([Path(sys.argv[1])])\n"
+        "print(len(found.videos), [str(error) for _, error in found.errors])"
+    )
+    for parent in (folder, *folder.parents):
+        if parent.stat().st_uid == os.getuid() and parent != parent.parent:
+            parent.chmod(parent.stat().st_mode | 0o055)
+    done = subprocess.run([sys.executable, "-c", program, folder, json.dumps(sys.path)], capture_output=True, text=True)
+    (folder / "secret").chmod(0o755)
+    assert done.stdout == f"1 ['{folder}/secret cannot be read: Permission denied.']\n", done.stderr
+    assert isinstance(MediaError("x"), CatalogError)
