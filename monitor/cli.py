@@ -166,7 +166,7 @@ def serve(context: typer.Context, config_file: ConfigOption = None, data_dir: Da
     from monitor.supervisor import serve as watch
 
     configure_logging(settings.logging)
-    asyncio.run(watch(settings))
+    asyncio.run(watch(settings, config=config_file or context.obj[0]))
 
 
 @app.command()

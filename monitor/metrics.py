@@ -42,6 +42,12 @@ class Metrics:
         self.channel_up = Gauge(
             "copywatch_channel_up", "1 while the channel delivers pictures, else 0.", per_channel, registry=registry
         )
+        self.channel_state = Gauge(
+            "copywatch_channel_state",
+            "1 for the state that the channel is in, 0 for the others.",
+            ["channel", "state"],
+            registry=registry,
+        )
         # These four are moved by ingest/ledger.py and scraped together: received = processed + dropped + waiting.
         self.moving = threading.Lock()
         self.frames_received = Counter(
@@ -71,6 +77,18 @@ class Metrics:
             "copywatch_reconnects_total",
             "Times that a channel was opened again, by reason.",
             ["channel", "reason"],
+            registry=registry,
+        )
+        self.epochs = Counter(
+            "copywatch_epochs_total",
+            "Times that a channel's clock began anew: at the start, after a jump or a long silence.",
+            per_channel,
+            registry=registry,
+        )
+        self.damaged_pictures = Counter(
+            "copywatch_damaged_pictures_total",
+            "Pictures that were decoded with errors.",
+            per_channel,
             registry=registry,
         )
         self.gap_seconds = Counter(
@@ -126,3 +144,11 @@ class Metrics:
             "copywatch_build_info", "Always 1; the labels say what runs.", ["version", "model"], registry=registry
         )
         ProcessCollector(registry=registry)  # process_cpu_seconds_total, process_resident_memory_bytes, ...
+
+    def forget(self, channel: str) -> None:
+        """Drops every series of a channel that is no longer watched."""
+        for family in vars(self).values():
+            if isinstance(family, MetricWrapperBase) and "channel" in family._labelnames:
+                place = family._labelnames.index("channel")
+                for labels in [one for one in family._metrics if one[place] == channel]:
+                    family.remove(*labels)

@@ -167,6 +167,7 @@ class Watch:
 
     def _enter(self, epoch: ChannelEpoch) -> list[Alert]:
         if self._book is not None and self._book.epoch == epoch:
+            self._book.epoch = epoch  # its wall time may be known better by now
             return []
         alerts = self.finish()
         self._book = self._new_book(epoch)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from monitor.ingest.sources import FileSource, Source
 from monitor.logs import channel_logs
 from monitor.metrics import Metrics
 from monitor.pipeline import Library, Watch, run_stream
-from monitor.settings import ChannelSettings, Settings
+from monitor.settings import ChannelSettings, Settings, load_settings
 from monitor.web.api import create_app
 from reference_db.catalog import Catalog
 from reference_db.errors import CatalogError
@@ -31,25 +31,32 @@ from reference_db.index import ReferenceIndex
 
 logger = logging.getLogger(__name__)
 
+RELOAD_S = 1.0  # how often the configuration is looked at
 REFRESH_S = 2.0  # how often the catalogue is asked whether it changed
 FIRST_RESTART_S, LAST_RESTART_S = 1.0, 30.0
 
 
-def open_source(channel: ChannelSettings, metrics: Metrics) -> Source:
+def open_source(channel: ChannelSettings, metrics: Metrics, *, real_time: bool = True) -> Source:
     """The source for a channel's address: a network stream, or a file that is played once."""
     if "://" in channel.url and not channel.url.startswith("file://"):
-        return LiveSource(channel, metrics)
+        return LiveSource(channel, metrics, real_time=real_time)
     return FileSource(channel.name, Path(channel.url.removeprefix("file://")), metrics, mode=channel.mode)
 
 
 async def serve(
     settings: Settings,
     *,
+    config: Path | None = None,
     on_alert: Callable[[Alert], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
+    real_time: bool = True,
 ) -> None:
-    """Watches every channel until SIGTERM, SIGINT or `stop`; `on_ready` is told the address of health and metrics."""
+    """Watches every channel until SIGTERM, SIGINT or `stop`; `on_ready` is told the address of health and metrics.
+
+    Channels that come into or go from the file `config` are started and stopped within seconds. Without `real_time`
+    a stream is read as fast as it comes.
+    """
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -66,28 +73,97 @@ async def serve(
     compute = Compute(models, metrics)
     problems: dict[str, str] = {}
     server = _Server(uvicorn.Config(create_app(metrics.registry, lambda: problems), log_config=None, lifespan="off"))
-    sources = [open_source(channel, metrics) for channel in settings.channels]
+
+    def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
+        source = open_source(channel, metrics, real_time=real_time)
+        return source, _watch(source, Watch(library, models, settings, metrics), sinks, compute, metrics)
+
     try:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(server.serve([listener]))
             refreshing = tasks.create_task(_refresh(settings, library, models.encoder.encoder_id, metrics, problems))
-            watching = [
-                tasks.create_task(_watch(source, Watch(library, models, settings, metrics), sinks, compute, metrics))
-                for source in sources
-            ]
+            roster = Roster(tasks, watch, metrics)
+            await roster.update(settings.channels)
+            reloading = tasks.create_task(_reload(config, settings.data_dir, roster))
             host, port = listener.getsockname()[:2]
             address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             n_references = len(library.index.references)
-            logger.info("watching %d channels for %d references; health at %s", len(sources), n_references, address)
+            logger.info(
+                "watching %d channels for %d references; health at %s", len(settings.channels), n_references, address
+            )
             if on_ready is not None:
                 on_ready(address)
             await stop.wait()
-            await asyncio.gather(*(source.close() for source in sources))
-            await asyncio.gather(*watching)
+            reloading.cancel()
+            await roster.update([])
             refreshing.cancel()
             server.should_exit = True
     finally:
         compute.close()
+
+
+class Roster:
+    """The channels that are being watched; each has a source and a task, and none touches another."""
+
+    def __init__(
+        self,
+        tasks: asyncio.TaskGroup,
+        watch: Callable[[ChannelSettings], tuple[Source, Coroutine[None, None, None]]],
+        metrics: Metrics,
+    ) -> None:
+        self._tasks = tasks
+        self._watch = watch
+        self._metrics = metrics
+        self._watched: dict[str, tuple[ChannelSettings, Source, asyncio.Task[None]]] = {}
+
+    async def update(self, wanted: list[ChannelSettings]) -> None:
+        """Stops what is no longer wanted, to the last word on its alerts, then starts what is new; the rest goes on."""
+        gone = [name for name, (channel, _, _) in self._watched.items() if channel not in wanted]
+        await asyncio.gather(*(self._watched[name][1].close() for name in gone))
+        await asyncio.gather(*(self._watched[name][2] for name in gone))
+        for name in gone:
+            del self._watched[name]
+            self._metrics.forget(name)
+        for channel in wanted:
+            if channel.name not in self._watched:
+                source, watching = self._watch(channel)
+                self._watched[channel.name] = channel, source, self._tasks.create_task(watching)
+
+    @property
+    def channels(self) -> list[ChannelSettings]:
+        return [channel for channel, _, _ in self._watched.values()]
+
+
+async def _reload(config: Path | None, data_dir: Path, roster: Roster) -> None:
+    """Follows the channels of the file; other settings take effect at the next start. A wrong file changes nothing."""
+    if config is None:
+        return
+    known = await asyncio.to_thread(_mark, config)
+    while True:
+        await asyncio.sleep(RELOAD_S)
+        mark = await asyncio.to_thread(_mark, config)
+        if mark == known or mark is None:
+            continue
+        known = mark
+        try:
+            settings = await asyncio.to_thread(load_settings, config, data_dir=data_dir)
+        except ConfigError as error:
+            logger.error("the channels stay as they are: %s", error)
+            continue
+        before, after = {one.name for one in roster.channels}, {one.name for one in settings.channels}
+        await roster.update(settings.channels)
+        logger.info(
+            "channels changed: %d new, %d gone, %d in all", len(after - before), len(before - after), len(after)
+        )
+
+
+def _mark(config: Path) -> tuple[int, int, int] | None:
+    """What changes when the file does; None while it is not there (an editor may be replacing it)."""
+    try:
+        status = config.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 class _Server(uvicorn.Server):

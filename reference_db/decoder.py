@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import av
 from av.error import FFmpegError
@@ -54,7 +54,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold the address
     av.logging.set_level(None)
-    answer = _Answer(request["url"], request["live"], request["mode"], request["allow"], out)
+    answer = _Answer(request, out)
     try:
         for kind, body in answer.records():
             out.write(kind, body)
@@ -85,8 +85,13 @@ class _Records:
 class _Answer:
     """One request: the address opened by the rules of its kind, its records, and why it ended."""
 
-    def __init__(self, url: str, live: bool, mode: Mode, allow: list[str], out: _Records) -> None:
-        self._url, self._live, self._mode, self._allow, self._out = url, live, mode, allow, out
+    def __init__(self, request: dict[str, Any], out: _Records) -> None:
+        self._url: str = request["url"]
+        self._live: bool = request["live"]
+        self._mode: Mode = request["mode"]
+        self._allow: list[str] = request["allow"]
+        self._no_video_s: float = request["no_video_s"]
+        self._out = out
         self._gateway: Gateway | None = None
         self._sampling: Sampling | None = None
 
@@ -95,7 +100,7 @@ class _Answer:
         with av.open(
             url, options=options, timeout=(OPEN_TIMEOUT_S, READ_TIMEOUT_S), metadata_errors="surrogateescape"
         ) as container:
-            self._sampling = Sampling(container, shown(self._url), self._live, self._mode)
+            self._sampling = Sampling(container, shown(self._url), self._live, self._mode, self._no_video_s)
             yield b"I", json.dumps(asdict(self._sampling.info())).encode()
             yield from self._sampling.records()
         if self._gateway is not None and self._gateway.cut_off is not None:

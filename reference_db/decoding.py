@@ -91,6 +91,7 @@ class DecodingChild:
         self._out, self._err = self._process.stdout.fileno(), self._process.stderr.fileno()
         fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         request = {"url": url, "live": live, "mode": mode, "allow": list(allow), "parent": os.getpid()}
+        request["no_video_s"] = 0.8 * no_progress_s  # so that the child, which knows why, speaks first
         try:
             self._process.stdin.write(json.dumps(request).encode())
             self._process.stdin.close()

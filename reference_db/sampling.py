@@ -27,7 +27,6 @@ STEADY_S = 10.0  # and for so long, before `auto` trusts them
 RECORD = struct.Struct("<cI")  # kind, length of what follows
 PICTURE = struct.Struct("<qdHH")  # second, pts_s, height, width; then the pixels
 KEY = struct.Struct("<dI")  # pts_s of a key picture, pictures that came out damaged so far
-NO_VIDEO_S = 10.0  # sound alone for so long is a stream without video
 
 
 class Refused(Exception):
@@ -88,7 +87,9 @@ Pick: TypeAlias = tuple[int, float, av.VideoFrame, bool]  # second, pts_s, pictu
 class Sampling:
     """One open video's way from packets to records."""
 
-    def __init__(self, container: av.container.InputContainer, name: str, live: bool, mode: Mode) -> None:
+    def __init__(
+        self, container: av.container.InputContainer, name: str, live: bool, mode: Mode, no_video_s: float
+    ) -> None:
         stream = container.streams.best("video")
         if not isinstance(stream, av.VideoStream) or stream.disposition & Disposition.attached_pic:
             raise Refused("no_video", f"{name} has no video, only sound or data.")
@@ -105,7 +106,7 @@ class Sampling:
         self._fps = float(rate) if rate else None
         self._time_base = stream.time_base or Fraction(1, 90_000)
         self._clock = _Clock(live, self._time_base, self._fps or 25.0)
-        self._live, self._mode = live, mode
+        self._live, self._mode, self._no_video_s = live, mode, no_video_s
         self._economy = mode == "economy"
         self._pace = _KeyPace()
         self._one_fps: OneFps[av.VideoFrame] = OneFps()
@@ -158,7 +159,7 @@ class Sampling:
                 last_at = time.monotonic()
                 if packet.size:  # the last one is empty
                     yield packet
-            elif time.monotonic() - last_at > NO_VIDEO_S:
+            elif time.monotonic() - last_at > self._no_video_s:
                 raise Refused("no_video", f"{self._name} has sound but no pictures any more.")
 
     def _numbered(self, picks: Iterator[Pick]) -> Iterator[tuple[bytes, bytes]]:

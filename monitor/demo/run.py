@@ -144,6 +144,7 @@ class Show:
         self._home = home
         self._leave = leave
         self._say = say
+        self._fast = fast
         self._transmitter = Transmitter(media.broadcast, self._matched_pace if fast else wall_clock, again=not leave)
         self._address = ""  # of health and metrics, once known
         self._matched = (0.0, 0)  # when /metrics was read last, seconds matched by then
@@ -160,7 +161,9 @@ class Show:
             with self._transmitter:
                 async with asyncio.TaskGroup() as tasks:
                     judging = tasks.create_task(self._judge(stop))
-                    await serve(settings, on_alert=self._tell, on_ready=self._ready, stop=stop)
+                    await serve(
+                        settings, on_alert=self._tell, on_ready=self._ready, stop=stop, real_time=not self._fast
+                    )
                     judging.cancel()
         except ExceptionGroup as group:
             raise group.exceptions[0] from group  # the sentence, not the tree

@@ -2,33 +2,39 @@
 
 MPEG time stamps wrap every 26.5 hours and FFmpeg unwraps them once only, so they are unwrapped here. A jump of
 more than 10 s that arrival does not explain, or a silence of more than 30 s, begins a new epoch: time is never
-stretched over it. Arrival times come in as arguments; nothing here looks at a clock.
+stretched over it. A source whose clock runs fast or slow keeps its own seconds; what drifts is the wall time they are
+shown as, and that follows the arrivals slowly. Arrival times come in as arguments; nothing here looks at a clock.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 WRAP_S = 2**33 / 90_000  # the 33-bit time stamps of MPEG-TS at 90 kHz
 MAX_JUMP_S = 10.0
 MAX_SILENCE_S = 30.0
+SLEW_EVERY_S = 300.0  # the earliest arrival of such a stretch says how far the two clocks have drifted apart
+SLEW_RATE = 0.001  # seconds a second; a longer way to the decoder (a reconnect) is not taken for drift at once
+SHOWN_S = 0.5  # drift from which shown times are mended
+WALL_STEP_S = 1.0  # somebody set the clock of this machine
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelEpoch:
     """A stretch of a channel with one unbroken clock; after a silence the same clock may begin another.
 
-    `began_at` is the wall time of its second 0; a file has none. `first_s` is the first second that was seen of it.
+    `began_at` is the wall time of its second 0, as well as it is known by now; a file has none. `first_s` is the first
+    second that was seen of it. Two are the same epoch when their names are.
     """
 
     channel: str
     name: str
-    began_at: datetime | None
-    first_s: int = 0
+    began_at: datetime | None = field(compare=False)
+    first_s: int = field(default=0, compare=False)
 
     def wall_time(self, second: float) -> str | None:
         """RFC 3339 in UTC."""
@@ -44,23 +50,33 @@ def _rfc3339(moment: datetime) -> str:
 class StreamClock:
     """Places the pictures of one channel on stream time, epoch by epoch."""
 
-    def __init__(self, channel: str) -> None:
+    def __init__(self, channel: str, *, max_silence_s: float = MAX_SILENCE_S) -> None:
         self.channel = channel
         self.epoch: ChannelEpoch | None = None
+        self._max_silence_s = max_silence_s
         self._laps_s = 0.0  # added to raw times since they wrapped
         self._last_s = 0.0
         self._last_arrival: datetime | None = None
+        self._last_steady_s: float | None = None
+        self._drift = _Drift()
 
-    def place(self, pts_s: float, arrived_at: datetime) -> tuple[ChannelEpoch, float]:
-        """The epoch this picture belongs to and its stream time in it."""
+    def place(self, pts_s: float, arrived_at: datetime, steady_s: float | None = None) -> tuple[ChannelEpoch, float]:
+        """The epoch this picture belongs to and its stream time in it.
+
+        `steady_s` is the arrival on a clock that nobody sets (time.monotonic); without it `arrived_at` must do.
+        """
         stream_s = pts_s + self._laps_s
         if self.epoch is not None and stream_s - self._last_s < -WRAP_S / 2:
             self._laps_s += WRAP_S
             stream_s += WRAP_S
-        if self.epoch is None or self._is_broken(stream_s, arrived_at):
+        if self.epoch is None or self._is_broken(stream_s, self._waited_s(arrived_at, steady_s)):
             self._laps_s, stream_s = 0.0, pts_s
             self.epoch = self._begin(pts_s, arrived_at)
-        self._last_s, self._last_arrival = stream_s, arrived_at
+            self._drift = _Drift()
+            self._drift.push(stream_s, arrived_at.timestamp() if steady_s is None else steady_s)
+        else:
+            self._mend(stream_s, arrived_at, steady_s)
+        self._last_s, self._last_arrival, self._last_steady_s = stream_s, arrived_at, steady_s
         return self.epoch, stream_s
 
     def position(self) -> dict[str, Any]:
@@ -82,15 +98,62 @@ class StreamClock:
         began_at = datetime.fromisoformat(position["began_at"])
         self.epoch = ChannelEpoch(self.channel, position["epoch"], began_at, position["first_s"])
         self._laps_s, self._last_s = position["laps_s"], position["last_s"]
-        self._last_arrival = datetime.fromisoformat(position["last_arrival"])
+        self._last_arrival, self._last_steady_s = datetime.fromisoformat(position["last_arrival"]), None
+        self._drift = _Drift()
 
-    def _is_broken(self, stream_s: float, arrived_at: datetime) -> bool:
+    def _waited_s(self, arrived_at: datetime, steady_s: float | None) -> float:
         assert self._last_arrival is not None
-        waited_s = (arrived_at - self._last_arrival).total_seconds()
+        if steady_s is not None and self._last_steady_s is not None:
+            return steady_s - self._last_steady_s
+        return (arrived_at - self._last_arrival).total_seconds()
+
+    def _is_broken(self, stream_s: float, waited_s: float) -> bool:
         moved_s = stream_s - self._last_s
         jumped = abs(moved_s) > MAX_JUMP_S and abs(moved_s - waited_s) > MAX_JUMP_S
-        return jumped or waited_s > MAX_SILENCE_S
+        return jumped or waited_s > self._max_silence_s
 
     def _begin(self, pts_s: float, arrived_at: datetime) -> ChannelEpoch:
-        began_at = (arrived_at.astimezone(UTC) - timedelta(seconds=pts_s)).replace(microsecond=0)
+        began_at = (arrived_at.astimezone(UTC) - timedelta(seconds=pts_s - 0.5)).replace(microsecond=0)  # the nearest
         return ChannelEpoch(self.channel, _rfc3339(began_at), began_at, math.floor(pts_s))
+
+    def _mend(self, stream_s: float, arrived_at: datetime, steady_s: float | None) -> None:
+        """Follows drift and a wall clock that was set, in what times are shown as; the seconds stay what they are."""
+        assert self.epoch is not None
+        assert self.epoch.began_at is not None
+        assert self._last_arrival is not None
+        shift_s = self._drift.push(stream_s, arrived_at.timestamp() if steady_s is None else steady_s)
+        if steady_s is not None and self._last_steady_s is not None:
+            wall_s = (arrived_at - self._last_arrival).total_seconds() - (steady_s - self._last_steady_s)
+            shift_s += wall_s if abs(wall_s) > WALL_STEP_S else 0.0
+        if shift_s:
+            self.epoch = replace(self.epoch, began_at=self.epoch.began_at + timedelta(seconds=shift_s))
+
+
+class _Drift:
+    """How far arrivals move away from stream time. The earliest of a stretch counts: delays only ever add."""
+
+    def __init__(self) -> None:
+        self._first_s: float | None = None  # arrival minus stream time when the epoch began
+        self._until_s = 0.0
+        self._least_s = math.inf
+        self._known_s = 0.0  # the drift by now, slewed
+        self._told_s = 0.0
+        self._settled = False
+
+    def push(self, stream_s: float, arrived_s: float) -> float:
+        """By how much shown times should move now; mostly 0."""
+        behind_s = arrived_s - stream_s
+        if self._first_s is None:
+            self._first_s, self._until_s = behind_s, arrived_s + SLEW_EVERY_S
+        self._least_s = min(self._least_s, behind_s)
+        if arrived_s < self._until_s:
+            return 0.0
+        away_s = self._least_s - self._first_s - self._known_s
+        most_s = SLEW_RATE * SLEW_EVERY_S
+        # The first pictures waited for the decoder to open, so the first correction is made in one step.
+        self._known_s += min(max(away_s, -most_s), most_s) if self._settled else away_s
+        self._settled, self._least_s, self._until_s = True, math.inf, arrived_s + SLEW_EVERY_S
+        if abs(self._known_s - self._told_s) < SHOWN_S:
+            return 0.0
+        shift_s, self._told_s = self._known_s - self._told_s, self._known_s
+        return shift_s

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monitor.ingest.clock import WRAP_S, StreamClock
+from monitor.ingest.clock import WRAP_S, ChannelEpoch, StreamClock
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
@@ -60,3 +60,46 @@ def test_time_within_an_epoch_never_jumps_unexplained(arrivals: list[tuple[float
             moved_s = stream_s - last[1]
             assert abs(moved_s) <= 10 or abs(moved_s - waited_s) <= 10.001
         last = (epoch, stream_s)
+
+
+def test_a_clock_that_drifts_is_shown_within_a_second_of_the_wall_for_a_day() -> None:
+    """500 ppm, the most that a bad oscillator does; the first picture comes late, as it does when a decoder opens."""
+    for rate in (1.0005, 0.9995):
+        clock = StreamClock("ch")
+        epoch, _ = clock.place(1000.0, at(3.0))
+        name = epoch.name
+        for n in range(2, 24 * 3600, 2):
+            jitter = (n * 7919 % 13) / 10  # up to 1.2 s late
+            epoch, stream_s = clock.place(1000.0 + n * rate, at(n + jitter))
+            assert epoch.name == name
+            assert abs(stream_s - (1000.0 + n * rate)) < 1e-6  # the grid is the stream's own
+            if n > 600:
+                assert epoch.began_at is not None
+                shown = epoch.began_at + timedelta(seconds=stream_s)
+                assert abs((shown - at(n)).total_seconds()) <= 1.0, (rate, n)
+
+
+def test_a_longer_way_to_us_is_not_taken_for_drift_at_once() -> None:
+    clock = StreamClock("ch")
+    for n in range(0, 3600, 2):
+        epoch, _ = clock.place(float(n), at(n))
+    for n in range(3600, 4200, 2):
+        epoch, _ = clock.place(float(n), at(n + 8))
+    assert epoch.began_at is not None
+    assert abs((epoch.began_at - NOON).total_seconds()) <= 1.0
+
+
+def test_a_wall_clock_that_is_set_moves_shown_times_and_nothing_else() -> None:
+    for step_s in (3600, -3600):
+        clock = StreamClock("ch")
+        first, _ = clock.place(100.0, at(0), steady_s=50.0)
+        again, stream_s = clock.place(101.0, at(1 + step_s), steady_s=51.0)
+        assert (again, stream_s) == (first, 101.0)
+        assert again.name == first.name
+        assert again.wall_time(101.0) == at(1 + step_s).isoformat().replace("+00:00", "Z")
+
+
+def test_the_same_epoch_is_the_same_however_its_wall_time_is_known() -> None:
+    first, _ = StreamClock("ch").place(0.0, at(0))
+    assert first == ChannelEpoch("ch", first.name, at(5))
+    assert first != ChannelEpoch("ch", "another", first.began_at)
