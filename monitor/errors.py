@@ -5,6 +5,7 @@ MonitorError
 ├── SourceError        a bad stream: its pipeline ends, the supervisor restarts it with back-off
 │   ├── SourceStalled
 │   └── SourceClosed
+├── OutboxFailed       the disk does not keep alerts and state: monitoring goes on, and says so
 ├── SnapshotRefused    a channel's kept state cannot be gone on from: it begins anew, with a gap
 └── Unreachable        an address that does not answer: exit 4
 """
@@ -42,3 +43,7 @@ class SnapshotRefused(MonitorError):
     def __init__(self, reason: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(f"the kept state cannot be used: {reason}")
         self.notes = notes
+
+
+class OutboxFailed(MonitorError):
+    """Alerts and state cannot be kept on disk, or read from it."""

@@ -1,7 +1,7 @@
 """Metrics: what the pipeline counts, as Prometheus families in a registry that the caller owns.
 
-Labels are bounded: channel (as many as are configured), stage and reason (few words of ours); never a reference,
-an address or an alert. The README's table of metrics is compared with this file by a test.
+Labels are bounded: channel and sink (as many as are configured), stage, reason and result (few words of ours); never
+a reference, an address or an alert. The README's table of metrics is compared with this file by a test.
 """
 
 import threading
@@ -96,7 +96,7 @@ class Metrics:
         )
         self.stage_duration = Histogram(
             "copywatch_stage_duration_seconds",
-            "Time a stage took for one second of a channel, by its share of the turn: encode, match.",
+            "Time a stage took for one second of a channel, by its share of the turn: encode, match, snapshot.",
             ["stage"],
             buckets=STAGE_BUCKETS_S,
             registry=registry,
@@ -139,6 +139,24 @@ class Metrics:
         )
         self.index_generation = Gauge(
             "copywatch_index_generation", "Generation of the index in use; grows with each change.", registry=registry
+        )
+        self.outbox_up = Gauge(
+            "copywatch_outbox_up", "1 while alerts and state can be kept on disk, else 0.", registry=registry
+        )
+        self.outbox_owed = Gauge(
+            "copywatch_outbox_owed_events", "Alert events that a sink has not taken yet.", ["sink"], registry=registry
+        )
+        self.outbox_unsaved = Gauge(
+            "copywatch_outbox_unsaved_events", "Alert events that wait in memory for the disk.", registry=registry
+        )
+        self.sink_failures = Counter(
+            "copywatch_sink_failures_total", "Times that a sink did not take alerts.", ["sink"], registry=registry
+        )
+        self.restores = Counter(
+            "copywatch_restores_total",
+            "Channels that began with kept state, by what came of it: continued, refused.",
+            ["channel", "result"],
+            registry=registry,
         )
         self.build_info = Gauge(
             "copywatch_build_info", "Always 1; the labels say what runs.", ["version", "model"], registry=registry

@@ -1,7 +1,7 @@
 """One stream from source to sink. Read this file first.
 
     source -> encode -> FeatureWindow -> search -> Matcher (candidates, tiles, network, paths, segments)
-           -> AlertBook -> sinks
+           -> AlertBook -> outbox -> sinks
 
 `check` and `serve` run this same pipeline; a file merely does not wait. All that decides is in `Watch`, plain code
 over seconds, and pauses only where the network must read its tiles; only `run_stream` awaits.
@@ -10,23 +10,25 @@ over seconds, and pauses only where the network must read its tiles; only `run_s
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
 from monitor.alerting.alerts import ENDED, STARTED, Alert, AlertBook, BookState, Gap
-from monitor.alerting.sinks import CallbackSink, Sink
+from monitor.alerting.outbox import Letter
 from monitor.compute import Compute, Models, Thought, load_models, thought_through
 from monitor.errors import MonitorError, SnapshotRefused
-from monitor.ingest.clock import ChannelEpoch
+from monitor.ingest.clock import MAX_SILENCE_S, ChannelEpoch
 from monitor.ingest.ledger import FrameLedger
 from monitor.ingest.sources import FileSource, Position, Sample, Source
 from monitor.ingest.windows import LiveSecond
@@ -40,6 +42,8 @@ from reference_db.errors import CatalogError
 from reference_db.frames import probe
 from reference_db.index import ReferenceIndex
 
+KEEP_EVERY_S = 2.0  # between two snapshots of a channel that tells nothing
+SILENCE_S = MAX_SILENCE_S + 1.0  # after which what was on air is over: the clock begins a new epoch
 OUTCOME_SLACK = 64  # outcomes that may wait for their sinks before matching waits for them
 GAPS_KEPT = 256  # of a channel, for the alerts they fall into
 
@@ -51,6 +55,17 @@ class Outcome:
     second: int
     alerts: list[Alert]
     arrived_at: datetime
+    snapshot: bytes | None = None  # of the thinking that told them, with the position of its newest sample
+
+
+class Deliveries(Protocol):
+    """Where outcomes go."""
+
+    keeps_state: bool  # whether snapshots are of any use there
+
+    async def put(self, letter: Letter) -> None:
+        """Returns when the letter is safe."""
+        ...
 
 
 class Library:
@@ -141,6 +156,11 @@ class Watch:
             alerts = self._book.end(gone, self._matcher.window.newest_s or 0, list(self._gaps), "reference removed")
         return Resumed(notes["position"], alerts)
 
+    @property
+    def open_alerts(self) -> set[str]:
+        """Ids of the alerts whose end is still to be told."""
+        return self._book.open_alerts if self._book is not None else set()
+
     def second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[Outcome]:
         """What one sample led to. Gives tiles and takes their maps, so that channels can share the network's calls."""
         alerts = self._enter(sample.epoch)
@@ -217,53 +237,132 @@ class Watch:
         return self._book.apply(live.second, matcher.apply(maps), list(self._gaps))
 
 
-async def run_stream(source: Source, watch: Watch, sinks: list[Sink], compute: Compute, metrics: Metrics) -> None:
-    """Returns when the source ends, with every open segment closed and every alert sent; then raises what broke it."""
+async def run_stream(
+    source: Source,
+    watch: Watch,
+    deliveries: Deliveries,
+    compute: Compute,
+    metrics: Metrics,
+    is_paused: Callable[[], bool] = lambda: False,
+) -> None:
+    """Returns when the source ends, with every segment closed and every alert delivered; then raises what broke it.
+
+    Where `is_paused` says so, the end of the source is not that of the stream: nothing is closed, and the last
+    snapshot has it all.
+    """
     outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue(maxsize=OUTCOME_SLACK)  # when full, matching waits
     async with asyncio.TaskGroup() as stages:
-        matching = stages.create_task(_match(source, watch, compute, outcomes, metrics))
-        stages.create_task(_deliver(source.channel, outcomes, sinks, metrics))
+        matching = stages.create_task(
+            _Matching(source, watch, compute, outcomes, metrics, is_paused, deliveries.keeps_state).run()
+        )
+        stages.create_task(_deliver(source.channel, outcomes, deliveries, metrics))
     if error := matching.result():
         raise error
 
 
-async def _match(
-    source: Source, watch: Watch, compute: Compute, outcomes: asyncio.Queue[Outcome | None], metrics: Metrics
-) -> MonitorError | CatalogError | None:
-    """What broke the source, if anything did; what was seen until then is matched to its end all the same."""
-    newest, error = 0, None
-    lane, ledger = compute.lane(), FrameLedger(source.channel, metrics)
-    try:
-        async with aclosing(source.samples()) as samples:  # its thread has ended when the source is opened again
-            async for sample in samples:
-                try:
-                    outcome = await lane.second(sample.frame, partial(watch.second, sample))
-                except BaseException as failed:
-                    ledger.dropped("stopped" if isinstance(failed, asyncio.CancelledError) else "failed")
-                    raise
-                ledger.processed()
-                metrics.lag.labels(source.channel).set((datetime.now(UTC) - sample.arrived_at).total_seconds())
-                newest = outcome.second
-                await outcomes.put(outcome)
-    except (MonitorError, CatalogError) as broken:
-        error = broken
-    last = await compute.run("match", watch.finish)
-    await outcomes.put(Outcome(newest, last, datetime.now(UTC)))
-    await outcomes.put(None)
-    return error
+class _Matching:
+    """One source's samples on their way to outcomes."""
+
+    def __init__(
+        self,
+        source: Source,
+        watch: Watch,
+        compute: Compute,
+        outcomes: asyncio.Queue[Outcome | None],
+        metrics: Metrics,
+        is_paused: Callable[[], bool],
+        keeps_state: bool,
+    ) -> None:
+        self._source = source
+        self._watch = watch
+        self._compute = compute
+        self._outcomes = outcomes
+        self._lane = compute.lane()
+        self._ledger = FrameLedger(source.channel, metrics)
+        self._lag = metrics.lag.labels(source.channel)
+        self._is_paused = is_paused
+        self._keeps_state = keeps_state
+        self._position: Position = {}
+        self._kept_at = time.monotonic()
+        self._newest_s = 0
+
+    async def run(self) -> MonitorError | CatalogError | None:
+        """What broke the source, if anything did; what was seen until then is matched to its end all the same."""
+        error = None
+        try:
+            # Closed in turn: the source's thread has ended when it is opened again.
+            async with aclosing(self._source.samples()) as samples, aclosing(_or_silence(samples, SILENCE_S)) as heard:
+                async for sample in heard:
+                    if sample is None:
+                        await self._end_epoch(self._position)
+                        continue
+                    outcome = await self._second(sample)
+                    self._newest_s, self._position = outcome.second, sample.position
+                    await self._put(outcome)
+        except (MonitorError, CatalogError) as broken:
+            error = broken
+        if not self._is_paused():
+            await self._end_epoch(self._position if error else {**self._position, "ended": True})
+        elif self._position:
+            await self._put(Outcome(self._newest_s, [], datetime.now(UTC)), keep=True)
+        await self._outcomes.put(None)
+        return error
+
+    async def _second(self, sample: Sample) -> Outcome:
+        try:
+            outcome = await self._lane.second(sample.frame, partial(self._watch.second, sample))
+        except BaseException as failed:
+            self._ledger.dropped("stopped" if isinstance(failed, asyncio.CancelledError) else "failed")
+            raise
+        self._ledger.processed()
+        self._lag.set((datetime.now(UTC) - sample.arrived_at).total_seconds())
+        return outcome
+
+    async def _end_epoch(self, position: Position) -> None:
+        last = await self._compute.run("match", self._watch.finish)
+        self._position = position
+        await self._put(Outcome(self._newest_s, last, datetime.now(UTC)), keep=True)
+
+    async def _put(self, outcome: Outcome, keep: bool = False) -> None:
+        """Hands the outcome on; with a snapshot where it tells something, or where it is time for one."""
+        due = keep or outcome.alerts or time.monotonic() - self._kept_at >= KEEP_EVERY_S
+        if due and self._keeps_state:
+            self._kept_at = time.monotonic()
+            content = await self._compute.run("snapshot", self._watch.snapshot, self._position)
+            outcome = replace(outcome, snapshot=content)
+        await self._outcomes.put(outcome)
 
 
-async def _deliver(channel: str, outcomes: asyncio.Queue[Outcome | None], sinks: list[Sink], metrics: Metrics) -> None:
+async def _or_silence(samples: AsyncGenerator[Sample, None], patience_s: float) -> AsyncGenerator[Sample | None, None]:
+    """The samples, and None once whenever a stream with a clock of its own was silent for so long."""
+    has_clock = True
+    while True:
+        coming = asyncio.ensure_future(anext(samples, None))
+        try:
+            while not (await asyncio.wait({coming}, timeout=patience_s if has_clock else None))[0]:
+                has_clock = False  # once is enough
+                yield None
+            sample = coming.result()
+        finally:
+            coming.cancel()
+            await asyncio.wait({coming})
+        if sample is None:
+            return
+        has_clock = sample.epoch.began_at is not None
+        yield sample
+
+
+async def _deliver(
+    channel: str, outcomes: asyncio.Queue[Outcome | None], deliveries: Deliveries, metrics: Metrics
+) -> None:
     while (outcome := await outcomes.get()) is not None:
-        if not outcome.alerts:
-            continue
         for alert in outcome.alerts:
             metrics.alerts.labels(channel, alert.type.removeprefix("alert.")).inc()
             if alert.type == STARTED:
                 waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
                 metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)
-        for sink in sinks:
-            await asyncio.to_thread(sink.send, outcome.alerts)
+        if outcome.alerts or outcome.snapshot is not None:
+            await deliveries.put(Letter(channel, outcome.alerts, outcome.snapshot))
         delay_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
         for _ in outcome.alerts:
             metrics.alert_delay.observe(delay_s)
@@ -306,10 +405,23 @@ async def _check_file(
     source = FileSource(channel, path, metrics)
     watch = _Reporting(library, models, settings, metrics, lambda s: progress(s, duration_s) if progress else None)
     try:
-        await run_stream(source, watch, [CallbackSink(keep)], compute, metrics)
+        await run_stream(source, watch, Straight(keep), compute, metrics)
     finally:
         compute.close()
     return [alert.as_dict() for alert in sorted(segments, key=lambda alert: (alert.channel_start, alert.id))]
+
+
+class Straight:
+    """Hands alerts to a function as they come; a recording can always be checked again."""
+
+    keeps_state = False
+
+    def __init__(self, tell: Callable[[Alert], None]) -> None:
+        self._tell = tell
+
+    async def put(self, letter: Letter) -> None:
+        for alert in letter.alerts:
+            self._tell(alert)
 
 
 class _Reporting(Watch):

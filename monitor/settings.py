@@ -126,6 +126,7 @@ class AlertingSettings(_Section):
     output: WholePath | None = Field(
         default=None, description="File to which every alert is appended, one JSON object a line."
     )
+    keep_days: float = Field(default=30.0, gt=0, description="Days for which an alert is kept after its end.")
 
 
 class RegistrationSettings(_Section):

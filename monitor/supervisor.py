@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -15,6 +18,8 @@ from prometheus_client import CollectorRegistry
 
 from monitor import __version__
 from monitor.alerting.alerts import Alert
+from monitor.alerting.outbox import Outbox
+from monitor.alerting.post import Post
 from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
 from monitor.compute import Compute, load_models
 from monitor.errors import ConfigError
@@ -23,6 +28,7 @@ from monitor.ingest.sources import FileSource, Source
 from monitor.logs import channel_logs
 from monitor.metrics import Metrics
 from monitor.pipeline import Library, Watch, run_stream
+from monitor.recovery import Kept
 from monitor.settings import ChannelSettings, Settings, load_settings
 from monitor.web.api import create_app
 from reference_db.catalog import Catalog
@@ -33,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 RELOAD_S = 1.0  # how often the configuration is looked at
 REFRESH_S = 2.0  # how often the catalogue is asked whether it changed
+FLUSH_S = 5.0  # sinks have so long to take the last alerts when the monitor stops
 FIRST_RESTART_S, LAST_RESTART_S = 1.0, 30.0
 
 
@@ -50,41 +57,54 @@ async def serve(
     on_alert: Callable[[Alert], None] | None = None,
     on_ready: Callable[[str], None] | None = None,
     stop: asyncio.Event | None = None,
+    ends_on_stop: bool = False,
     real_time: bool = True,
 ) -> None:
     """Watches every channel until SIGTERM, SIGINT or `stop`; `on_ready` is told the address of health and metrics.
 
+    A stop is a pause: what is open stays open and goes on with the next start, unless `ends_on_stop`.
     Channels that come into or go from the file `config` are started and stopped within seconds. Without `real_time`
     a stream is read as fast as it comes.
     """
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+        loop.add_signal_handler(number, _stop_or_leave, stop, number)
     listener = _listen(settings)
     metrics = Metrics(CollectorRegistry())
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
     library = Library(await asyncio.to_thread(_build, settings, models.encoder.encoder_id, metrics))
-    sinks: list[Sink] = [JsonLinesSink(settings.alerting.output)] if settings.alerting.output else []
-    sinks.append(CallbackSink(_log))
+    sinks: dict[str, Sink] = {"log": CallbackSink(_log)}
+    if settings.alerting.output:
+        sinks["file"] = JsonLinesSink(settings.alerting.output)
     if on_alert is not None:
-        sinks.append(CallbackSink(on_alert))
+        sinks["callback"] = CallbackSink(on_alert)
     compute = Compute(models, metrics)
     problems: dict[str, str] = {}
+    outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
+    post = Post(outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(_note, problems, "outbox"))
+    kept = await asyncio.to_thread(Kept.load, outbox)
     server = _Server(uvicorn.Config(create_app(metrics.registry, lambda: problems), log_config=None, lifespan="off"))
 
+    def is_paused() -> bool:
+        return stop.is_set() and not ends_on_stop
+
     def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
-        source = open_source(channel, metrics, real_time=real_time)
-        return source, _watch(source, Watch(library, models, settings, metrics), sinks, compute, metrics)
+        source, thinking = open_source(channel, metrics, real_time=real_time), Watch(library, models, settings, metrics)
+        work = partial(run_stream, source, thinking, post, compute, metrics, is_paused)
+        return source, _watch(source.channel, partial(_recover, kept, source, thinking, post, metrics), work, stop)
 
     try:
         async with asyncio.TaskGroup() as tasks:
+            posting = tasks.create_task(post.run())
             tasks.create_task(server.serve([listener]))
             refreshing = tasks.create_task(_refresh(settings, library, models.encoder.encoder_id, metrics, problems))
             roster = Roster(tasks, watch, metrics)
             await roster.update(settings.channels)
             reloading = tasks.create_task(_reload(config, settings.data_dir, roster))
+            for letter in kept.left_over([channel.name for channel in settings.channels]):
+                await post.put(letter)
             host, port = listener.getsockname()[:2]
             address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             n_references = len(library.index.references)
@@ -97,9 +117,14 @@ async def serve(
             reloading.cancel()
             await roster.update([])
             refreshing.cancel()
+            if not await post.flush(FLUSH_S):
+                logger.warning("some sink has not taken all alerts; it is given them at the next start")
+            posting.cancel()
             server.should_exit = True
     finally:
         compute.close()
+        post.close()
+        outbox.close()
 
 
 class Roster:
@@ -221,18 +246,44 @@ async def _refresh(
             problems["index"] = str(error)
 
 
-async def _watch(source: Source, watch: Watch, sinks: list[Sink], compute: Compute, metrics: Metrics) -> None:
+def _stop_or_leave(stop: asyncio.Event, number: int) -> None:
+    """Stops; who asks twice is not kept waiting."""
+    if stop.is_set():
+        os._exit(128 + number)
+    stop.set()
+
+
+def _note(problems: dict[str, str], what: str, complaint: str | None) -> None:
+    """Keeps what is not ready, or that it is again."""
+    if complaint is None:
+        problems.pop(what, None)
+    else:
+        problems[what] = complaint
+
+
+async def _recover(kept: Kept, source: Source, watch: Watch, post: Post, metrics: Metrics) -> None:
+    """Has the channel go on from what an earlier life kept of it."""
+    await post.put(await asyncio.to_thread(kept.give_back, source, watch, metrics))
+
+
+async def _watch(
+    channel: str, recover: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], stop: asyncio.Event
+) -> None:
     """One channel for life: whatever ends it is told once and it is started again; no other channel notices."""
     restart_s = FIRST_RESTART_S
-    with channel_logs(source.channel):
-        while True:
+    with channel_logs(channel):
+        try:
+            await recover()
+        except Exception:
+            logger.exception("what was kept of the channel could not be gone on from; it begins anew")
+        while not stop.is_set():
             try:
-                await run_stream(source, watch, sinks, compute, metrics)
+                await work()
                 logger.info("the stream ended")
                 return
             except Exception:
                 logger.exception("the channel failed; starting it again in %.0f s", restart_s)
-                await asyncio.sleep(restart_s)
+                await asyncio.wait({asyncio.ensure_future(stop.wait())}, timeout=restart_s)
                 restart_s = min(2 * restart_s, LAST_RESTART_S)
 
 

@@ -17,12 +17,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.alerting.alerts import Alert
-from monitor.alerting.sinks import CallbackSink
 from monitor.compute import Compute, Thought
 from monitor.ingest.ledger import FrameLedger
 from monitor.ingest.sources import BUFFER_S, Position, Sample, SampleBuffer, read_in_thread
 from monitor.metrics import Metrics
-from monitor.pipeline import Watch, run_stream
+from monitor.pipeline import Straight, Watch, run_stream
 from tests.studio import Studio
 
 
@@ -146,7 +145,7 @@ def test_overload_drops_the_oldest_and_every_scrape_accounts_for_every_second(st
     async def watch() -> None:
         compute = Compute(studio.models, metrics)
         try:
-            await run_stream(source, studio.watch(), [CallbackSink(told.append)], compute, metrics)
+            await run_stream(source, studio.watch(), Straight(told.append), compute, metrics)
         finally:
             compute.close()
 

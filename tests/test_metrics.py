@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import monitor.metrics
 from monitor.metrics import Metrics
 
-BOUNDED = {"channel", "reason", "stage", "event", "state", "version", "model"}
+BOUNDED = {"channel", "sink", "reason", "result", "stage", "event", "state", "version", "model"}
 
 
 def test_two_sets_of_metrics_live_side_by_side() -> None:

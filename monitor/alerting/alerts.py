@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import Any, Self
 
-from monitor.ingest.clock import ChannelEpoch
+from monitor.ingest.clock import ChannelEpoch, rfc3339
 from monitor.matching.stitching import SegmentView
 from reference_db.catalog import Reference, ReferenceId
 
@@ -67,6 +69,20 @@ class Alert:
         """Plain values, in the order of the fields, ready for JSON."""
         return asdict(self)
 
+    def ended(self, reason: str) -> Alert:
+        """Its end, for want of anybody who knows more than was told last."""
+        ended_at = None
+        if self.started_at is not None:
+            seconds = timedelta(seconds=round(self.channel_end - self.channel_start))
+            ended_at = rfc3339(datetime.fromisoformat(self.started_at) + seconds)
+        return replace(self, type=ENDED, seq=self.seq + 1, ended_at=ended_at, reason=reason)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The alert of these values; those of a later version that are not known here are left out."""
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        return cls(**{**known, "gaps": tuple(Gap(**gap) for gap in values["gaps"])})
+
 
 @dataclass(frozen=True, slots=True)
 class _Told:
@@ -120,8 +136,9 @@ class AlertBook:
         self._ended: list[tuple[int, SegmentView]] = []  # when, and what was claimed; kept for a while
 
     @property
-    def n_open(self) -> int:
-        return len(self._told)
+    def open_alerts(self) -> set[str]:
+        """Ids of the alerts whose end is still to be told."""
+        return set(self._told)
 
     def apply(self, now_s: int, views: list[SegmentView], gaps: list[Gap]) -> list[Alert]:
         """The news of stream second `now_s`. `views` has every open segment and those that closed now."""

@@ -87,6 +87,8 @@ def run_demo(settings: Settings, *, fast: bool, leave: bool) -> bool:
     shutil.rmtree(home / "library", ignore_errors=True)  # in the catalogue's first format
     library, alerts = home / "library-2", home / "alerts.jsonl"
     alerts.unlink(missing_ok=True)  # those of an earlier demo
+    for left in library.glob("alerts.*"):
+        left.unlink()  # their history, and where an earlier demo stopped
     _register(settings, library, media)
     watching = settings.model_copy(
         update={
@@ -162,7 +164,12 @@ class Show:
                 async with asyncio.TaskGroup() as tasks:
                     judging = tasks.create_task(self._judge(stop))
                     await serve(
-                        settings, on_alert=self._tell, on_ready=self._ready, stop=stop, real_time=not self._fast
+                        settings,
+                        on_alert=self._tell,
+                        on_ready=self._ready,
+                        stop=stop,
+                        ends_on_stop=True,
+                        real_time=not self._fast,
                     )
                     judging.cancel()
         except ExceptionGroup as group:

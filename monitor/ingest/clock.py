@@ -28,22 +28,23 @@ class ChannelEpoch:
     """A stretch of a channel with one unbroken clock; after a silence the same clock may begin another.
 
     `began_at` is the wall time of its second 0, as well as it is known by now; a file has none. `first_s` is the first
-    second that was seen of it. Two are the same epoch when their names are.
+    second that was seen of it.
     """
 
     channel: str
     name: str
     began_at: datetime | None = field(compare=False)
-    first_s: int = field(default=0, compare=False)
+    first_s: int = 0
 
     def wall_time(self, second: float) -> str | None:
         """RFC 3339 in UTC."""
         if self.began_at is None:
             return None
-        return _rfc3339(self.began_at + timedelta(seconds=second))
+        return rfc3339(self.began_at + timedelta(seconds=second))
 
 
-def _rfc3339(moment: datetime) -> str:
+def rfc3339(moment: datetime) -> str:
+    """The moment in UTC, to the second."""
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -114,7 +115,7 @@ class StreamClock:
 
     def _begin(self, pts_s: float, arrived_at: datetime) -> ChannelEpoch:
         began_at = (arrived_at.astimezone(UTC) - timedelta(seconds=pts_s - 0.5)).replace(microsecond=0)  # the nearest
-        return ChannelEpoch(self.channel, _rfc3339(began_at), began_at, math.floor(pts_s))
+        return ChannelEpoch(self.channel, rfc3339(began_at), began_at, math.floor(pts_s))
 
     def _mend(self, stream_s: float, arrived_at: datetime, steady_s: float | None) -> None:
         """Follows drift and a wall clock that was set, in what times are shown as; the seconds stay what they are."""

@@ -1,0 +1,72 @@
+"""Recovery: what an earlier life of the monitor kept, given back to each channel before it begins.
+
+A channel whose snapshot fits goes on from it: its open alerts stay open, and what aired meanwhile is a gap. Where
+there is none, or it is refused, the channel begins anew, and whatever was told and never ended is ended by name of
+the reason. Nothing that was told is left hanging.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from monitor.alerting.alerts import Alert
+from monitor.alerting.outbox import Letter, Outbox
+from monitor.errors import OutboxFailed, SnapshotRefused
+from monitor.ingest.sources import Source
+from monitor.metrics import Metrics
+from monitor.pipeline import Watch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """Snapshots and open alerts by channel."""
+
+    snapshots: dict[str, bytes] = field(default_factory=dict)
+    open_alerts: dict[str, list[Alert]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, outbox: Outbox) -> Kept:
+        """What the outbox has; nothing where it cannot be read, since monitoring matters more."""
+        try:
+            snapshots, told = outbox.snapshots(), outbox.open_alerts()
+        except OutboxFailed as error:
+            logger.error("%s; every channel begins anew", error)
+            return cls()
+        by_channel = defaultdict(list)
+        for alert in told:
+            by_channel[alert.channel].append(alert)
+        return cls(snapshots, dict(by_channel))
+
+    def give_back(self, source: Source, watch: Watch, metrics: Metrics) -> Letter:
+        """Has a channel go on from its snapshot; what there is to tell of it at once."""
+        channel = source.channel
+        content, kept, alerts = self.snapshots.pop(channel, None), None, []
+        if content is not None:
+            try:
+                resumed = watch.restore(content)
+                source.resume(resumed.position)
+                if resumed.alerts:
+                    alerts, kept = list(resumed.alerts), watch.snapshot(resumed.position)  # one knows of the other
+                metrics.restores.labels(channel, "continued").inc()
+                logger.info("channel %s goes on from its snapshot; %d alerts open", channel, len(watch.open_alerts))
+            except SnapshotRefused as refused:
+                metrics.restores.labels(channel, "refused").inc()
+                logger.warning("channel %s begins anew: %s", channel, refused)
+                if refused.notes is not None:
+                    source.resume(refused.notes["position"])
+        known = watch.open_alerts | {alert.id for alert in alerts}
+        alerts += self._ended(channel, known, "state lost")
+        return Letter(channel, alerts, kept)
+
+    def left_over(self, channels: Collection[str]) -> list[Letter]:
+        """The end of what is open on channels that are no longer watched, and of their snapshots."""
+        gone = (self.snapshots.keys() | self.open_alerts.keys()) - set(channels)
+        return [Letter(channel, self._ended(channel, (), "channel removed"), forget=True) for channel in sorted(gone)]
+
+    def _ended(self, channel: str, known: Collection[str], reason: str) -> list[Alert]:
+        return [alert.ended(reason) for alert in self.open_alerts.pop(channel, []) if alert.id not in known]

@@ -1,0 +1,171 @@
+"""The outbox on disk: alerts, snapshots and what each sink is owed, all or nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import apsw
+import pytest
+
+from monitor.alerting.alerts import ENDED, STARTED, UPDATED, Alert, Gap
+from monitor.alerting.outbox import History, Letter, Outbox
+from monitor.errors import ConfigError, OutboxFailed
+from reference_db.catalog import ReferenceId
+
+ALERT = Alert(
+    id="a1",
+    type=STARTED,
+    seq=1,
+    channel="ch5",
+    reference=ReferenceId("film"),
+    title="Ä film",
+    owner="Studio",
+    channel_start=12.0,
+    channel_end=40.0,
+    started_at="2026-11-16T08:00:12Z",
+    ended_at=None,
+    detected_at=18.0,
+    reference_start=3.5,
+    reference_end=31.5,
+    speed=1.0,
+    score=0.9,
+    matched_seconds=27,
+    coverage_channel=0.96,
+    coverage_reference=0.28,
+    gaps=(Gap(20.0, 1.0, "reconnect"),),
+    licence=None,
+    model="m",
+    evidence=None,
+)
+SINKS = ("file", "log")
+
+
+def life(alert_id: str, channel: str = "ch5", reference: str = "film") -> list[Alert]:
+    """The events of one alert, start to end."""
+    one = replace(ALERT, id=alert_id, channel=channel, reference=ReferenceId(reference))
+    return [one, replace(one, type=UPDATED, seq=2), replace(one, type=ENDED, seq=3, ended_at="2026-11-16T08:00:40Z")]
+
+
+def test_an_event_is_there_once_and_owed_to_each_sink_until_it_has_it(tmp_path: Path) -> None:
+    with Outbox.open(tmp_path, SINKS) as outbox:
+        outbox.write([Letter("ch5", life("a1")[:2], b"state 1")])
+        outbox.write([Letter("ch5", life("a1"), b"state 2")])  # told again, as a replay would
+        assert outbox.n_owed() == {"file": 3, "log": 3}
+        first, *_ = outbox.owed("file", 0, 10)
+        assert (first.n, first.alert) == (1, ALERT)
+        outbox.write([], {"file": {1, 2}})
+        assert [event.n for event in outbox.owed("file", 0, 10)] == [3]
+        assert [event.n for event in outbox.owed("log", 1, 1)] == [2]
+    with Outbox.open(tmp_path, SINKS) as outbox:
+        assert outbox.n_owed() == {"file": 1, "log": 3}
+        assert outbox.snapshots() == {"ch5": b"state 2"}
+    with Outbox.open(tmp_path, ("log", "new")) as outbox:  # one sink went, one came
+        assert outbox.n_owed() == {"log": 3, "new": 0}
+    with Outbox.open(tmp_path, SINKS) as outbox:
+        assert outbox.n_owed() == {"file": 0, "log": 3}
+
+
+def test_history_is_read_by_cursor_and_filter_while_the_monitor_writes(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    assert (history.events(), history.alerts(), history.newest()) == ([], [], 0)
+    with Outbox.open(tmp_path, SINKS) as outbox:
+        outbox.write([Letter("ch5", life("a1")), Letter("ch6", life("a2", "ch6", "other")[:1])])
+        outbox.write([Letter("ch5", life("a3", reference="other")[:2])])
+        assert history.newest() == 6
+        assert [event.n for event in history.events(after=2, limit=3)] == [3, 4, 5]
+        assert [event.alert.id for event in history.events(channel="ch6")] == ["a2"]
+        assert [event.n for event in history.events(type=STARTED, reference="other")] == [4, 5]
+        assert [(n, event.alert.id, event.alert.type) for n, event in history.alerts()] == [
+            (5, "a3", UPDATED),
+            (4, "a2", STARTED),
+            (1, "a1", ENDED),
+        ]
+        assert [n for n, _ in history.alerts(before=5, limit=1)] == [4]
+        assert [n for n, _ in history.alerts(type=ENDED)] == [1]
+        assert [event.alert.seq for event in history.alert("a1")] == [1, 2, 3]
+        assert history.alert("nothing") == []
+        assert [alert.id for alert in outbox.open_alerts()] == ["a2", "a3"]
+        shown = history.events(limit=1)[0].as_dict()
+        assert json.loads(json.dumps(shown))["gaps"] == [{"at": 20.0, "seconds": 1.0, "reason": "reconnect"}]
+
+
+def test_what_ended_long_ago_is_forgotten_and_its_number_never_comes_again(tmp_path: Path) -> None:
+    with Outbox.open(tmp_path, SINKS) as outbox:
+        outbox.write([Letter("ch5", life("a1") + life("a2")[:1])])
+        assert outbox.purge(timedelta(days=1)) == 0
+        assert outbox.purge(timedelta(seconds=-1)) == 3
+        assert [alert.id for alert in outbox.open_alerts()] == ["a2"]  # still on air, so it is kept
+        outbox.write([Letter("ch5", life("a3")[:1])])
+        assert [event.n for event in History(tmp_path).events()] == [4, 5]
+        assert outbox.n_owed() == {"file": 2, "log": 2}
+
+
+def test_a_second_monitor_on_the_same_directory_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    with Outbox.open(tmp_path, SINKS), pytest.raises(ConfigError, match="Another monitor is running"):
+        Outbox.open(tmp_path, SINKS)
+    Outbox.open(tmp_path, SINKS).close()
+
+
+def test_a_damaged_file_is_put_aside_and_one_flipped_byte_of_an_event_is_never_told(tmp_path: Path) -> None:
+    with Outbox.open(tmp_path, SINKS) as outbox:
+        outbox.write([Letter("ch5", life("a1"))])
+    db = apsw.Connection(str(tmp_path / "alerts.sqlite"))
+    db.execute("UPDATE event SET body = replace(body, 'Studio', 'Studip') WHERE n = 2")
+    db.close()
+    assert [event.n for event in History(tmp_path).events()] == [1, 3]
+    content = bytearray((tmp_path / "alerts.sqlite").read_bytes())
+    content[4096:8192] = bytes(4096)
+    (tmp_path / "alerts.sqlite").write_bytes(content)
+    with Outbox.open(tmp_path, SINKS) as outbox:
+        assert outbox.snapshots() == {}
+        outbox.write([Letter("ch5", life("a1"))])
+    assert [path.name for path in tmp_path.glob("*damaged*")]
+
+
+FULL = """
+import sys
+from pathlib import Path
+from monitor.alerting.outbox import Letter, Outbox
+from monitor.errors import OutboxFailed
+from tests.alerting.test_outbox import life
+outbox, n_failed = Outbox.open(Path(sys.argv[1]), ("file",)), 0
+for number in range(6):
+    try:
+        outbox.write([Letter("ch5", life(f"a{number}"), bytes(50_000))])
+    except OutboxFailed:
+        n_failed += 1
+print(n_failed)
+"""
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "pwrite64"])
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_a_disk_that_fails_once_loses_one_letter_and_nothing_else(tmp_path: Path, call: str, error: str) -> None:
+    assert hasattr(errno, error)
+    failing = ["strace", "-f", "-o", "/dev/null", "-P", str(tmp_path / "alerts.sqlite-wal"), "-e", f"trace={call}"]
+    failing += ["-e", f"inject={call}:error={error}:when=4"]
+    run = subprocess.run(
+        [*failing, sys.executable, "-c", FULL, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    n_failed = int(run.stdout)
+    with Outbox.open(tmp_path, ("file",)) as outbox:
+        events = outbox.owed("file", 0, 100)
+    told = {event.alert.id for event in events}
+    assert len(events) == 3 * len(told)  # each letter whole or not at all
+    assert len(told) >= 6 - n_failed
+    assert n_failed == 1
+
+
+def test_an_outbox_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "alerts.sqlite").mkdir()
+    with Outbox.open(tmp_path, SINKS) as outbox, pytest.raises(OutboxFailed, match=r"alerts\.sqlite"):
+        outbox.write([Letter("ch5", life("a1"))])
