@@ -2,7 +2,7 @@
 """Breaks Copywatch on purpose, over and over, and says whether it kept its promises.
 
     scripts/chaos.py storage                 the library: kills, failing disks, power cuts, flipped bytes
-    scripts/chaos.py storage --seed 7 --json
+    scripts/chaos.py --seed 7 --json storage
 
 Each part prints its figures and ends with 0 only if every promise held. `scripts/test` runs a short sample of each.
 Needs what the tests need (`scripts/test` installs it) and, for the library, Debian's package strace.
@@ -11,6 +11,7 @@ Needs what the tests need (`scripts/test` installs it) and, for the library, Deb
 import argparse
 import json
 import logging
+import os
 import shutil
 import sys
 import time
@@ -26,7 +27,7 @@ Part = dict[str, Any]  # figures; `wrong` says how often a promise was broken, `
 
 def storage(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     """The library: every system call, every disk fault, random kills, power cuts, flipped bytes, wrong writers."""
-    from tests.chaos import flips, power, storage
+    from tests.chaos import disks, flips, power, storage
 
     if shutil.which("strace") is None:
         raise SystemExit("chaos: this needs strace; on Debian: apt-get install strace")
@@ -42,6 +43,10 @@ def storage(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     run("kill at every system call", lambda: storage.kill_points(storage.OPERATIONS, sample, args.seed, say))
     run("disk fault at every call", lambda: storage.disk_faults(storage.OPERATIONS, sample, args.seed, say))
     run("random kills", lambda: storage.random_kills(args.kills, args.seed))
+    if os.geteuid() == 0:
+        run("full and read-only disks", lambda: disks.fill_disks(range(200, 2000, 100)))
+    else:
+        say("full and read-only disks: left out, only root may mount them")
     run("power cuts", lambda: power.cuts(storage.OPERATIONS, args.cuts, args.seed))
     run("flipped bytes", lambda: flips.flip_bytes(args.flips, args.seed))
     for operation in storage.WRONG:
