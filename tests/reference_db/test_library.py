@@ -26,7 +26,8 @@ from reference_db.errors import (
 )
 from reference_db.library import References, find_videos, read_export
 from reference_db.references import ReferenceFeatures, packed
-from tests.media import write_film, write_sound
+from tests.media import write_film, write_numbered, write_sound
+from tests.reference_db.test_decoding import CENC
 from tests.reference_db.test_registration import patches_encoder
 
 
@@ -124,10 +125,11 @@ def test_a_large_folder_with_some_broken_files(library: References, films: Path,
         "gone": lambda path: path.symlink_to("nowhere"),
         "sound": lambda path: write_sound(path.with_suffix(".wav")).rename(path),
         "pipe": lambda path: os.mkfifo(path),
+        "locked": lambda path: write_numbered(path, [n / 10 for n in range(20)], options=CENC),
     }
     for number in range(10_000):
         path = folder / f"{number:05}.mp4"
-        kind = list(broken)[number // 1000] if number % 1000 == 500 and number < 7000 else None
+        kind = list(broken)[number // 1000] if number % 1000 == 500 and number < 8000 else None
         if kind:
             broken[kind](path)
         else:
@@ -135,8 +137,17 @@ def test_a_large_folder_with_some_broken_files(library: References, films: Path,
     outcomes = list(library.add([folder]))
     assert len(outcomes) == 10_000
     failed = {one.path.stem: str(one.error) for one in outcomes if one.error}
-    reasons = ("empty", "not a video", "not a video", "not a video", "does not exist", "no video", "not a regular file")
-    assert sorted(failed) == [f"{1000 * n + 500:05}" for n in range(7)]
+    reasons = (
+        "empty",
+        "not a video",
+        "not a video",
+        "not a video",
+        "does not exist",
+        "no video",
+        "not a regular file",
+        "encrypted",
+    )
+    assert sorted(failed) == [f"{1000 * n + 500:05}" for n in range(8)]
     for error, reason in zip((failed[stem] for stem in sorted(failed)), reasons, strict=True):
         assert reason in error
     assert ids(library) == ["00000", "00001", "00002"]
