@@ -45,6 +45,7 @@ from reference_db.index import ReferenceIndex
 KEEP_EVERY_S = 2.0  # between two snapshots of a channel that tells nothing
 SILENCE_S = MAX_SILENCE_S + 1.0  # after which what was on air is over: the clock begins a new epoch
 OUTCOME_SLACK = 64  # outcomes that may wait for their sinks before matching waits for them
+REMOVED = "reference removed"  # why an alert ended that was still on air
 GAPS_KEPT = 256  # of a channel, for the alerts they fall into
 
 
@@ -120,6 +121,7 @@ class Watch:
         self._settings = settings
         self._metrics = metrics
         self._matcher = Matcher(matching_of(settings))
+        self._index = library.index  # the generation that the last second was matched with
         self._book: AlertBook | None = None
         self._gaps: deque[Gap] = deque(maxlen=GAPS_KEPT)
         self._forgotten: tuple[str, int] | None = None  # epoch and second up to which an earlier life saw the air
@@ -153,7 +155,7 @@ class Watch:
         if state.epoch is not None and state.book is not None:
             self._book = self._new_book(state.epoch)
             self._book.restore(state.book)
-            alerts = self._book.end(gone, self._matcher.window.newest_s or 0, list(self._gaps), "reference removed")
+            alerts = self._book.end(gone, self._matcher.window.newest_s or 0, list(self._gaps), REMOVED)
         return Resumed(notes["position"], alerts)
 
     @property
@@ -231,10 +233,14 @@ class Watch:
 
     def _match(self, live: LiveSecond) -> Thought[list[Alert]]:
         assert self._book is not None
-        index, matcher = self._library.index, self._matcher
+        index, matcher = self._library.index, self._matcher  # one generation for all of this second
+        alerts: list[Alert] = []
+        if index is not self._index:
+            self._index = index
+            alerts = self._book.end(matcher.drop_gone(index), live.second, list(self._gaps), REMOVED)
         hits = index.search(live.row[None], matcher.matching.hits) if live.counts and live.row is not None else None
         maps = yield matcher.plan(live, hits, index)
-        return self._book.apply(live.second, matcher.apply(maps), list(self._gaps))
+        return alerts + self._book.apply(live.second, matcher.apply(maps), list(self._gaps))
 
 
 async def run_stream(

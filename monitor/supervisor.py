@@ -29,16 +29,14 @@ from monitor.logs import channel_logs
 from monitor.metrics import Metrics
 from monitor.pipeline import Library, Watch, run_stream
 from monitor.recovery import Kept
+from monitor.refreshing import follow, tell_index
 from monitor.settings import ChannelSettings, Settings, load_settings
 from monitor.web.api import create_app
-from reference_db.catalog import Catalog
-from reference_db.errors import CatalogError
-from reference_db.index import ReferenceIndex
+from reference_db.index import IndexKeeper
 
 logger = logging.getLogger(__name__)
 
 RELOAD_S = 1.0  # how often the configuration is looked at
-REFRESH_S = 2.0  # how often the catalogue is asked whether it changed
 FLUSH_S = 5.0  # sinks have so long to take the last alerts when the monitor stops
 FIRST_RESTART_S, LAST_RESTART_S = 1.0, 30.0
 
@@ -74,7 +72,9 @@ async def serve(
     metrics = Metrics(CollectorRegistry())
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
-    library = Library(await asyncio.to_thread(_build, settings, models.encoder.encoder_id, metrics))
+    keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
+    library = Library(await asyncio.to_thread(keeper.refresh))
+    tell_index(library.index, metrics)
     sinks: dict[str, Sink] = {"log": CallbackSink(_log)}
     if settings.alerting.output:
         sinks["file"] = JsonLinesSink(settings.alerting.output)
@@ -99,7 +99,7 @@ async def serve(
         async with asyncio.TaskGroup() as tasks:
             posting = tasks.create_task(post.run())
             tasks.create_task(server.serve([listener]))
-            refreshing = tasks.create_task(_refresh(settings, library, models.encoder.encoder_id, metrics, problems))
+            refreshing = tasks.create_task(follow(keeper, library, metrics, problems))
             roster = Roster(tasks, watch, metrics)
             await roster.update(settings.channels)
             reloading = tasks.create_task(_reload(config, settings.data_dir, roster))
@@ -211,39 +211,6 @@ def _listen(settings: Settings) -> socket.socket:
         listener.close()
         raise ConfigError(f"cannot listen on {web.host}:{web.port} ({error.strerror}); set web.port.") from error
     return listener
-
-
-def _build(settings: Settings, encoder_id: str, metrics: Metrics) -> ReferenceIndex:
-    with Catalog.open(settings.data_dir) as catalog:
-        index = ReferenceIndex.build(catalog, encoder_id)
-    for id, what in index.damaged.items():
-        logger.error("reference %s is not searched: %s; run `copywatch refs verify`", id, what)
-    metrics.references.set(len(index.references))
-    metrics.reference_seconds.set(sum(reference.n_seconds for reference in index.references))
-    metrics.index_generation.set(index.generation)
-    return index
-
-
-def _generation(settings: Settings) -> int:
-    with Catalog.open(settings.data_dir) as catalog:
-        return catalog.generation()
-
-
-async def _refresh(
-    settings: Settings, library: Library, encoder_id: str, metrics: Metrics, problems: dict[str, str]
-) -> None:
-    """Swaps in a new index soon after the catalogue changed; matching goes on with the old one meanwhile."""
-    while True:
-        await asyncio.sleep(REFRESH_S)
-        try:
-            if await asyncio.to_thread(_generation, settings) != library.index.generation:
-                library.replace(await asyncio.to_thread(_build, settings, encoder_id, metrics))
-                logger.info("index refreshed: %d references", len(library.index.references))
-            problems.pop("index", None)
-        except CatalogError as error:
-            if problems.get("index") != str(error):
-                logger.error("the index is stale: %s", error)
-            problems["index"] = str(error)
 
 
 def _stop_or_leave(stop: asyncio.Event, number: int) -> None:

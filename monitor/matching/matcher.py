@@ -7,7 +7,7 @@ before its first vote; votes and open paths keep it alive. Their number and widt
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +20,7 @@ from monitor.matching.refining import refine
 from monitor.matching.stitching import PathState, Scoring, SegmentState, SegmentView, Stitcher
 from monitor.matching.tiles import HALO, Band, BandState, Cut, MapRow, SimilarityTile, TileMaps
 from reference_db.catalog import ReferenceId
+from reference_db.feature_rows import ReferenceRows
 from reference_db.index import Hits, ReferenceIndex
 
 BACK_FILL_S = 20  # a band begins so long before the candidate that opens it
@@ -80,7 +81,7 @@ class MatcherState:
 class _InUse:
     """A reference that a band or a segment names."""
 
-    rows: NDArray[np.float32]
+    rows: ReferenceRows
     informative: NDArray[np.bool_]
     features_sha256: str
 
@@ -227,17 +228,26 @@ class Matcher:
         newest_s = self.window.newest_s
         self._live = None if newest_s is None else self.window.at(newest_s)
         self._done = state.done
-        gone = set()
-        for reference, features_sha256 in state.features.items():
+        gone = _gone(state.features, index)
+        for reference in state.features.keys() - gone:
             place = index.place(reference)
-            if place is None or index.references[place].features_sha256 != features_sha256:
-                gone.add(reference)
-            else:
-                self._in_use[reference] = _in_use(index, place)
+            assert place is not None
+            self._in_use[reference] = _in_use(index, place)
         self._stitcher.restore(segment for segment in state.segments if segment.reference not in gone)
         for stored in state.readings:
             if stored.band.reference not in gone:
                 self._readings.append(self._reading(stored))
+        return gone
+
+    def drop_gone(self, index: ReferenceIndex) -> set[ReferenceId]:
+        """The references in use that are not in this index or not as they were; their paths are dropped."""
+        gone = _gone({reference: used.features_sha256 for reference, used in self._in_use.items()}, index)
+        if gone:
+            self._readings = [reading for reading in self._readings if reading.band.reference not in gone]
+            self._stitcher.drop(gone)
+            for reference in gone:
+                self._done.pop(reference, None)
+                del self._in_use[reference]
         return gone
 
     def _reading(self, stored: ReadingState) -> _Reading:
@@ -308,6 +318,16 @@ class Matcher:
     def _retire(self, reading: _Reading, last_final_s: int) -> None:
         self._readings.remove(reading)
         self._done.setdefault(reading.band.reference, []).append((last_final_s, reading.band.columns))
+
+
+def _gone(features: Mapping[ReferenceId, str], index: ReferenceIndex) -> set[ReferenceId]:
+    """Those of these references that the index does not have with features of this hash."""
+    places = {reference: index.place(reference) for reference in features}
+    return {
+        reference
+        for reference, place in places.items()
+        if place is None or index.references[place].features_sha256 != features[reference]
+    }
 
 
 def _in_use(index: ReferenceIndex, place: int) -> _InUse:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from monitor.ingest.windows import LiveSecond
 from monitor.matching.stitching import SegmentView
+from reference_db.feature_rows import ReferenceRows
 
 FIT_S = 20  # seconds of either end that a line is fitted to
 REACH_S = 20  # how far a segment may grow beyond its path on either end
@@ -45,7 +46,7 @@ class _Line:
 
 
 def refine(
-    view: SegmentView, lives: Iterable[LiveSecond], rows: NDArray[np.float32], informative: NDArray[np.bool_]
+    view: SegmentView, lives: Iterable[LiveSecond], rows: ReferenceRows, informative: NDArray[np.bool_]
 ) -> SegmentView:
     """The segment with its ends read off lines; `lives` are the seconds of the stream still at hand."""
     sides = _Sides({live.second: live.row for live in lives if live.counts and live.row is not None}, rows, informative)
@@ -75,7 +76,7 @@ class _Sides:
     """The stream's seconds that count, and the reference."""
 
     lives: dict[int, NDArray[np.float32]]
-    rows: NDArray[np.float32]
+    rows: ReferenceRows
     informative: NDArray[np.bool_]
 
     def fit(self, view: SegmentView, seconds: range) -> _Line | None:

@@ -11,7 +11,7 @@ of the reference that look alike, as in a static shot) is marked as its echo.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from monitor.matching.paths import AlignmentPath, joined, soft_weight
 from reference_db.catalog import ReferenceId
+from reference_db.feature_rows import ReferenceRows
 
 NEAR_S = 3  # two paths side by side closer than this are one copy
 MIN_MEMBERS = 3  # a shorter path adds nothing to a segment that has a longer one
@@ -143,7 +144,7 @@ class Stitcher:
     def __init__(
         self,
         scoring: Scoring,
-        reference_rows: Callable[[ReferenceId], NDArray[np.float32]],
+        reference_rows: Callable[[ReferenceId], ReferenceRows],
         live_row: Callable[[int], NDArray[np.float32] | None] = lambda second: None,
     ) -> None:
         self.scoring = scoring
@@ -180,6 +181,10 @@ class Stitcher:
     def references(self) -> set[ReferenceId]:
         """References of which a segment is open or remembered."""
         return {segment.reference for segment in self._segments}
+
+    def drop(self, references: Collection[ReferenceId]) -> None:
+        """Forgets every segment of these references."""
+        self._segments = [segment for segment in self._segments if segment.reference not in references]
 
     def state(self) -> list[SegmentState]:
         """All that `restore` needs: every open path is told again before it is looked at, so `ahead` is left out."""
@@ -271,7 +276,7 @@ class Stitcher:
         alike = np.einsum("ij,ij->i", rows[view.columns(seconds)[inside]], rows[theirs[inside]])
         return float(alike.mean()) >= self.scoring.echo_similarity
 
-    def _explains(self, stronger: SegmentView, view: SegmentView, rows: NDArray[np.float32]) -> bool:
+    def _explains(self, stronger: SegmentView, view: SegmentView, rows: ReferenceRows) -> bool:
         """Whether the seconds of `view` match about as well where `stronger` would be by then."""
         seen = {
             s: row
@@ -288,7 +293,7 @@ class Stitcher:
         return theirs >= AS_WELL * own
 
 
-def _along(lives: NDArray[np.float32], rows: NDArray[np.float32], columns: NDArray[np.int64]) -> float:
+def _along(lives: NDArray[np.float32], rows: ReferenceRows, columns: NDArray[np.int64]) -> float:
     """Mean similarity of these stream seconds to these reference seconds; 0 beyond the reference."""
     inside = (columns >= 0) & (columns < len(rows))
     found = np.einsum("ij,ij->i", lives, rows[np.clip(columns, 0, len(rows) - 1)])

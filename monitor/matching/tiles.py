@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from monitor.ingest.windows import LiveSecond
 from reference_db.catalog import ReferenceId
+from reference_db.feature_rows import ReferenceRows
 
 HALO = 4  # the receptive field of the mask is 9 x 9
 TILE_ROWS = 2 * HALO + 1  # the middle row is final, the four after it provisional
@@ -110,7 +111,7 @@ class Band:
     def __init__(
         self,
         reference: ReferenceId,
-        rows: NDArray[np.float32],
+        rows: ReferenceRows,
         informative: NDArray[np.bool_],
         first_live_s: int,
         columns: range,
@@ -119,6 +120,7 @@ class Band:
         self.first_live_s = first_live_s
         self.columns = columns  # of the next row; may only move on
         self._reference_rows = rows
+        self._near = (range(0), np.empty((0, 0), np.float32))  # the reference's rows in the window, read once
         self._informative = informative
         self._rows: deque[_Row] = deque(maxlen=TILE_ROWS)
 
@@ -137,7 +139,9 @@ class Band:
         if live.row is None or not live.counts:
             similarity = np.zeros(len(columns), np.float32)
         else:
-            similarity = self._reference_rows[columns.start : columns.stop] @ live.row
+            if self._near[0] != columns:
+                self._near = (columns, self._reference_rows[columns.start : columns.stop])
+            similarity = self._near[1] @ live.row
             similarity = np.where(self._informative[columns.start : columns.stop], similarity, np.float32(0))
             similarity = (np.round(similarity * GRAIN) / GRAIN).astype(np.float32)
         self._rows.append(_Row(live, columns, similarity))

@@ -56,7 +56,7 @@ def test_search_finds_the_most_similar_informative_seconds(lengths: list[int], k
 def test_a_reference_s_own_second_is_found_first() -> None:
     pairs = some_pairs(20, 35)
     index = ReferenceIndex.from_features(pairs, generation=1)
-    hits = index.search(index.rows(1)[[7, 33]], 1)
+    hits = index.search(index.rows(1)[np.array([7, 33])], 1)
     assert hits.reference.tolist() == [[1], [1]]
     assert hits.second.tolist() == [[7], [33]]
     assert hits.similarity == pytest.approx(1, abs=1e-3)
@@ -65,7 +65,7 @@ def test_a_reference_s_own_second_is_found_first() -> None:
 def test_uninformative_seconds_are_not_found() -> None:
     index = ReferenceIndex.from_features(some_pairs(20), generation=1)
     assert not index.informative(0)[4]
-    hits = index.search(index.rows(0)[[4]], 30)
+    hits = index.search(index.rows(0)[4:5], 30)
     assert 4 not in hits.second
     assert len(index) == 16
     assert (hits.reference[0] >= 0).sum() == 16
@@ -105,7 +105,7 @@ def test_build_loads_what_the_catalogue_holds(tmp_path: Path) -> None:
         assert index.references == catalog.references()
         assert index.generation == catalog.generation() == 2
     for i, (_, features) in enumerate(pairs):
-        assert np.array_equal(index.rows(i), features.rows.astype(np.float32))
+        assert np.array_equal(index.rows(i)[:], features.rows.astype(np.float32))
         assert np.array_equal(index.informative(i), features.informative)
     assert not index.informative(0).flags.writeable
 
