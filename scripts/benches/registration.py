@@ -1,0 +1,100 @@
+"""Registering a video against bare decoding and encoding of the same file, in turns, in one run.
+
+Bare is the decoding child and the encoder in batches, and nothing else. Ours also hashes the file, makes thumbnails,
+examines the features and commits them to a library. Speed is ours over bare: 1 would be registration for nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from reference_db.catalog import Catalog
+from reference_db.decoding import DecodingChild
+from reference_db.encoder import Encoder, load_encoder
+from reference_db.registration import BATCH, register
+
+Figures: TypeAlias = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("video", type=Path)
+    parser.add_argument("--rounds", type=int, default=3, help="times that each side has its turn")
+
+
+def run(args: argparse.Namespace) -> Figures:
+    """Total seconds of both sides, on the clock and of CPU, and the video's length."""
+    torch.set_num_threads(1)
+    encoder = load_encoder()
+    n_seconds = _bare(args.video, encoder)  # and everything is warm
+    bare, ours = [0.0, 0.0], [0.0, 0.0]
+    for _ in range(args.rounds):
+        _timed(bare, lambda: _bare(args.video, encoder))
+        _timed(ours, lambda: _register(args.video, encoder))
+    return {
+        "video": args.video.name,
+        "video_s": n_seconds,
+        "rounds": args.rounds,
+        "bare_s": bare[0],
+        "ours_s": ours[0],
+        "bare_cpu_s": bare[1],
+        "ours_cpu_s": ours[1],
+        "speed_ratio": bare[0] / ours[0],
+        "cpu_speed_ratio": bare[1] / ours[1],
+    }
+
+
+def lines(figures: Figures) -> list[str]:
+    """The figures as a table."""
+    length = figures["video_s"] * figures["rounds"]
+    out = [f"{figures['video']}, {figures['video_s']} s, {figures['rounds']} rounds each"]
+    for name in ("bare", "ours"):
+        wall, cpu = figures[f"{name}_s"], figures[f"{name}_cpu_s"]
+        out.append(
+            f"  {name}   {length / wall:6.1f} x real time   {1000 * cpu / length:6.1f} ms of CPU per second of video"
+        )
+    ratio, cpu_ratio = figures["speed_ratio"], figures["cpu_speed_ratio"]
+    return [
+        *out,
+        f"  registration runs at {ratio:.2f} of the bare speed (by CPU time {cpu_ratio:.2f}); wanted: 0.80",
+    ]
+
+
+def _bare(video: Path, encoder: Encoder) -> int:
+    n_seconds = 0
+    with DecodingChild(str(video)) as child:
+        child.info()
+        frames = child.frames()
+        while batch := list(islice(frames, BATCH)):
+            encoder.encode([frame.picture for frame in batch])
+            n_seconds = batch[-1].second + 1
+    return n_seconds
+
+
+def _register(video: Path, encoder: Encoder) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="copywatch-bench-") as folder,
+        Catalog.open(Path(folder), write=True) as catalog,
+    ):
+        register(video, catalog, encoder)
+
+
+def _timed(total: list[float], work: Callable[[], object]) -> None:
+    clock, cpu = time.perf_counter(), _cpu_s()
+    work()
+    total[0] += time.perf_counter() - clock
+    total[1] += _cpu_s() - cpu
+
+
+def _cpu_s() -> float:
+    """CPU time of this process and of the children that have ended."""
+    who = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(usage.ru_utime + usage.ru_stime for usage in map(resource.getrusage, who))

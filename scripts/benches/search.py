@@ -1,0 +1,398 @@
+"""Searching libraries of growing size: what is found, what a search costs, what it takes to keep them.
+
+A library is made once per size, of references an hour long whose seconds come in shots, and the shots in kinds of
+scene (`Studio`), and kept in --folder: 1.1 kB of disk a second. Among them are the videos of the folder given, as
+they are; twelve seconds of each, edited as copiers do, are the planted copies that are searched for. Exact search says
+what there is to find: a second when its own video, within three seconds, is among its hits; a copy when the votes of
+its seconds name it. CPU time is that of the searching thread, ours and the bare FAISS call on the same index by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import multiprocessing
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from monitor.learning.edits import draw_edit
+from monitor.matching.candidates import OFFSET_BIN_S, Voter
+from monitor.matching.matcher import Matching
+from reference_db.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
+from reference_db.encoder import is_informative, load_encoder
+from reference_db.errors import UnknownReference
+from reference_db.frames import decode_file
+from reference_db.index import Hits, IndexKeeper, ReferenceIndex
+from reference_db.parts import SHORTLIST, CodedPart, FlatPart, single_threaded, turned
+
+Figures: TypeAlias = dict[str, Any]
+
+HOUR = 3600
+N_KINDS = 2000
+KIND, SHOT, MOMENT = 0.5, 0.85, 0.45  # shares of a kind of scene, of the shot and of the moment in a row
+VIDEO_S, COPY_S, COPY_FROM_S = 60, 12, 10  # of each video: what is registered, what is copied and from where
+NEAR_S = 3
+EXACT_SIZE = 100_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("videos", type=Path, help="folder of the videos that are planted")
+    parser.add_argument("--folder", type=Path, required=True, help="where the libraries are kept")
+    parser.add_argument("--sizes", default="100000,1000000,10000000", help="seconds in each library")
+    parser.add_argument("--strength", type=float, default=0.5, help="of the edits: 0 is nearly none, 1 the boldest")
+    parser.add_argument("--rounds", type=int, default=3, help="times that every copy is searched for")
+
+
+def run(args: argparse.Namespace) -> Figures:
+    """One entry per size."""
+    planted = Planted.of(args.videos, args.folder, args.strength)
+    out: Figures = {"strength": args.strength, "planted_copies": len(planted.copies), "sizes": []}
+    for size in sorted(int(size) for size in args.sizes.split(",")):
+        folder = args.folder / f"{size}.{planted.encoder_id[:24]}"
+        say(f"{size} seconds: the library")
+        make_library(folder, size, planted)
+        with multiprocessing.get_context("spawn").Pool(1) as pool:  # memory is that of a process that did nothing else
+            figures = pool.apply(measure, (folder, planted, args.rounds))
+        out["sizes"].append({"seconds": size, **figures})
+        say(json.dumps(out["sizes"][-1]))
+    return out
+
+
+def lines(figures: Figures) -> list[str]:
+    """The figures as a table, one column per size, and what the growth is."""
+    sizes = figures["sizes"]
+    rows = [
+        ("index", "kind", "{}"),
+        ("recall of exact search, seconds", "seconds_found_exact", "{:.3f}"),
+        ("recall of ours, seconds", "seconds_found", "{:.3f}"),
+        ("  ours / exact", "seconds_ratio", "{:.3f}"),
+        ("recall of exact search, copies", "copies_found_exact", "{:.3f}"),
+        ("recall of ours, copies", "copies_found", "{:.3f}"),
+        ("  ours / exact", "copies_ratio", "{:.3f}"),
+        ("search, ms of CPU", "search_cpu_ms", "{:.2f}"),
+        ("bare FAISS call, ms of CPU", "bare_cpu_ms", "{:.2f}"),
+        ("  ours / bare", "search_ratio", "{:.2f}"),
+        ("search, ms on the clock, median", "search_ms", "{:.2f}"),
+        ("resident bytes a second", "resident_bytes", "{:.0f}"),
+        ("index on disk, bytes a second", "index_bytes", "{:.0f}"),
+        ("features on disk, bytes a second", "features_bytes", "{:.0f}"),
+        ("opening, s", "open_s", "{:.1f}"),
+        ("opening, s of CPU", "open_cpu_s", "{:.1f}"),
+        ("making the index, s of CPU", "made_cpu_s", "{:.0f}"),
+        ("an hour added: seconds till it is found", "add_s", "{:.2f}"),
+        ("  of CPU", "add_cpu_s", "{:.2f}"),
+        ("  the large part was made anew", "rebuilt", "{}"),
+        ("  longest search meanwhile, ms", "longest_ms", "{:.0f}"),
+        ("an hour removed: s till it is not found", "remove_s", "{:.2f}"),
+    ]
+    out = [f"{'seconds in the library':42}" + "".join(f"{entry['seconds']:>14,}" for entry in sizes)]
+    for words, name, form in rows:
+        shown = ("-" if entry.get(name) is None else form.format(entry[name]) for entry in sizes)
+        out.append(f"{words:42}" + "".join(f"{text:>14}" for text in shown))
+    for small, large in pairwise(sizes):
+        growth = large["search_cpu_ms"] / small["search_cpu_ms"]
+        out.append(
+            f"from {small['seconds']:,} to {large['seconds']:,} seconds a search costs {growth:.2f} times as much"
+        )
+    return [*out, f"{figures['planted_copies']} copies of {COPY_S} s, edits of strength {figures['strength']}"]
+
+
+def say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+# --- what is searched for ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planted:
+    """Real videos as references, and an edited piece of each."""
+
+    encoder_id: str
+    films: dict[str, ReferenceFeatures]
+    copies: list[tuple[str, NDArray[np.int64], NDArray[np.float32]]]  # of which film, its seconds, the live rows
+
+    @classmethod
+    def of(cls, videos: Path, folder: Path, strength: float) -> Planted:
+        encoder = load_encoder()
+        paths = sorted(path for path in videos.iterdir() if path.suffix in (".mp4", ".mkv", ".webm", ".mov", ".ts"))
+        key = f"{encoder.encoder_id}\n{strength}\n" + "\n".join(f"{path.name} {path.stat().st_size}" for path in paths)
+        kept = folder / f"planted.{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+        folder.mkdir(parents=True, exist_ok=True)
+        if not kept.exists():
+            arrays: dict[str, NDArray[Any]] = {}
+            for number, path in enumerate(paths):
+                say(f"encoding {path.name}")
+                arrays |= _planted(path, number, encoder, strength)
+            with kept.open("wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+        with np.load(kept, allow_pickle=False) as stored:
+            names = sorted({name.rpartition("/")[0] for name in stored})
+            films = {n: ReferenceFeatures(stored[f"{n}/rows"], stored[f"{n}/informative"]) for n in names}
+            copies = [(n, stored[f"{n}/seconds"], stored[f"{n}/copy"]) for n in names if len(stored[f"{n}/seconds"])]
+        return cls(encoder.encoder_id, films, copies)
+
+
+def _planted(path: Path, number: int, encoder: Any, strength: float) -> dict[str, NDArray[Any]]:
+    rng = np.random.default_rng([17, number])
+    edit = draw_edit(rng, strength)
+    rows, informative, seconds, copied = [], [], [], []
+    for frame in decode_file(path):
+        if frame.second >= VIDEO_S:
+            break
+        rows.append(encoder.encode([frame.picture])[0])
+        informative.append(is_informative(frame.picture))
+        if COPY_FROM_S <= frame.second < COPY_FROM_S + COPY_S and informative[-1]:
+            seconds.append(frame.second)
+            copied.append(encoder.encode([edit(frame.picture, rng)])[0])
+    stem = "".join(c if c.isalnum() else "-" for c in path.stem)
+    return {
+        f"{stem}/rows": np.array(rows, np.float16).reshape(-1, 512),
+        f"{stem}/informative": np.array(informative, np.bool_),
+        f"{stem}/seconds": np.array(seconds, np.int64),
+        f"{stem}/copy": np.array(copied, np.float32).reshape(-1, 512),
+    }
+
+
+# --- the libraries ----------------------------------------------------------------------------------------------------
+
+
+class Studio:
+    """Makes films of an hour whose seconds come in shots of some kinds of scene; the same film for the same number."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(1)
+        self._kinds = rng.standard_normal((N_KINDS, 512), np.float32)
+        self._noise = rng.standard_normal(1 << 23, np.float32)  # moments are drawn from here: drawing each anew is slow
+
+    def film(self, number: int) -> ReferenceFeatures:
+        rng = np.random.default_rng([2, number])
+        mine = rng.integers(0, N_KINDS, 12)  # the scenes that a film comes back to
+        lengths = rng.integers(3, 13, HOUR // 3)
+        shot_of = np.repeat(np.arange(len(lengths)), lengths)[:HOUR]
+        shots = KIND * self._kinds[mine[rng.integers(0, 12, len(lengths))]]
+        shots += SHOT * rng.standard_normal(shots.shape, np.float32)
+        at = int(rng.integers(0, len(self._noise) - HOUR * 512))
+        rows = shots[shot_of] + MOMENT * self._noise[at : at + HOUR * 512].reshape(HOUR, 512)
+        rows /= np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
+        return ReferenceFeatures(rows.astype(np.float16), np.ones(HOUR, np.bool_))
+
+
+def reference(name: str, features: ReferenceFeatures, encoder_id: str) -> Reference:
+    n_dull = int((~features.informative).sum())
+    made_of = hashlib.sha256(name.encode()).hexdigest()
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    return Reference(ReferenceId(name), name, "", {}, made_of, len(features.rows), n_dull, encoder_id, "", when)
+
+
+def make_library(folder: Path, size: int, planted: Planted) -> None:
+    """The library of about this many seconds; what is there already is kept."""
+    n_films = (size - sum(len(features.rows) for features in planted.films.values())) // HOUR
+    with Catalog.open(folder, write=True) as catalog:
+        there = {known.id for known in catalog.references()}
+        if len(there) >= n_films + len(planted.films):
+            return
+        for name, features in planted.films.items():
+            if name not in there:
+                catalog.add(reference(name, features, planted.encoder_id), features)
+        studio = Studio()
+        for number in range(n_films):
+            name = f"film-{number:05}"
+            if name not in there:
+                features = studio.film(number)
+                catalog.add(reference(name, features, planted.encoder_id), features)
+            if number % 100 == 99:
+                say(f"  {number + 1} of {n_films} hours")
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def measure(folder: Path, planted: Planted, rounds: int) -> Figures:
+    """All figures of one library; the index is made first where it is not there."""
+    single_threaded()
+    figures: Figures = {}
+    made = folder / "made.json"
+    if not made.exists():
+        say("  making the index")
+        cpu = time.process_time()
+        index = IndexKeeper(folder, planted.encoder_id).refresh()
+        made.write_text(json.dumps({"made_cpu_s": time.process_time() - cpu}))
+        del index
+    exact = exact_hits(folder, planted)
+    before, clock, cpu = anonymous_bytes(), time.perf_counter(), time.process_time()
+    keeper = IndexKeeper(folder, planted.encoder_id)
+    index = keeper.refresh()
+    figures |= {"open_s": time.perf_counter() - clock, "open_cpu_s": time.process_time() - cpu}
+    figures |= json.loads(made.read_text())
+    coded = isinstance(index.parts[0], CodedPart)
+    n_seconds = sum(one.n_seconds for one in index.references)
+    figures["kind"] = f"{index.parts[0].book.n_lists} lists" if isinstance(index.parts[0], CodedPart) else "exact"
+    if not coded:
+        figures["made_cpu_s"] = None
+    figures |= costs(index, planted, rounds)
+    figures["resident_bytes"] = (anonymous_bytes() - before) / n_seconds
+    figures["index_bytes"] = _size(folder / "index") / n_seconds if coded else None
+    figures["features_bytes"] = _size(folder / "features") / n_seconds
+    figures |= recall(index, planted, exact)
+    figures |= changes(folder, keeper, planted)
+    return figures
+
+
+def costs(index: ReferenceIndex, planted: Planted, rounds: int) -> Figures:
+    """A search of ours and the bare call, by turns, each first every other time."""
+    rows = np.concatenate([copy for _, _, copy in planted.copies])
+    part, hits = index.parts[0], Matching().hits
+    clocks: list[float] = []
+    cpu_s = {"ours": 0.0, "bare": 0.0}
+
+    def ours(row: NDArray[np.float32]) -> None:
+        clock = time.perf_counter()
+        index.search(row[None], hits)
+        clocks.append(time.perf_counter() - clock)
+
+    def bare(row: NDArray[np.float32]) -> None:
+        if isinstance(part, CodedPart):
+            part.index.search(row[None], SHORTLIST, params=part.book.reading)
+        elif isinstance(part, FlatPart):
+            part._flat.search(row[None], hits)
+
+    plain = turned(rows) if isinstance(part, CodedPart) else rows
+    for n in range(rounds * len(rows) + 20):
+        row, as_bare = rows[n % len(rows)], plain[n % len(rows)]
+        turns = [("ours", ours, row), ("bare", bare, as_bare)]
+        for name, search, given in turns if n % 2 else turns[::-1]:  # the second finds its lists in the cache
+            cpu = time.thread_time()
+            search(given)
+            cpu_s[name] += (time.thread_time() - cpu) if n >= 20 else 0.0
+    n = rounds * len(rows)
+    return {
+        "search_cpu_ms": 1000 * cpu_s["ours"] / n,
+        "bare_cpu_ms": 1000 * cpu_s["bare"] / n,
+        "search_ratio": cpu_s["ours"] / cpu_s["bare"],
+        "search_ms": 1000 * float(np.median(clocks)),
+    }
+
+
+def exact_hits(folder: Path, planted: Planted) -> Hits:
+    """What exact search finds for every row of every copy; kept beside the library."""
+    rows = np.concatenate([copy for _, _, copy in planted.copies])
+    with Catalog.open(folder) as catalog:
+        references = catalog.references()
+        key = hashlib.sha256(rows.tobytes() + repr([r.features_sha256 for r in references]).encode()).hexdigest()
+        kept = folder / f"exact.{key[:16]}.npz"
+        if not kept.exists():
+            say("  exact search")
+            faiss.cvar.distance_compute_blas_threshold = 1  # a matter of speed only
+            best = faiss.ResultHeap(len(rows), Matching().hits, keep_max=True)
+            for place, one in enumerate(references):
+                features = catalog.features(one.id)
+                seconds = np.flatnonzero(features.informative)
+                similarity = rows @ features.rows[seconds].astype(np.float32).T
+                k = min(Matching().hits, len(seconds))
+                top = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
+                best.add_result(np.take_along_axis(similarity, top, 1), (place << 32) | seconds[top])
+            best.finalize()
+            single_threaded()
+            with kept.open("wb") as file:
+                np.savez(file, similarity=best.D, number=best.I)
+    with np.load(kept) as stored:
+        number = stored["number"]
+        return Hits((number >> 32).astype(np.int32), (number & 0xFFFFFFFF).astype(np.int32), stored["similarity"])
+
+
+def recall(index: ReferenceIndex, planted: Planted, exact: Hits) -> Figures:
+    """Shares of planted seconds and copies that are found, exactly and by us."""
+    rows = np.concatenate([copy for _, _, copy in planted.copies])
+    figures: Figures = {}
+    for name, hits in (("_exact", exact), ("", index.search(rows, Matching().hits))):
+        seconds_found, copies_found, at = [], [], 0
+        for film, seconds, copy in planted.copies:
+            place = index.place(ReferenceId(film))
+            mine = slice(at, at + len(copy))
+            one = Hits(hits.reference[mine], hits.second[mine], hits.similarity[mine])
+            near = (one.reference == place) & (np.abs(one.second - seconds[:, None]) <= NEAR_S)
+            seconds_found += near.any(axis=1).tolist()
+            copies_found.append(_is_voted_for(film, seconds, one, index))
+            at += len(copy)
+        figures |= {f"seconds_found{name}": np.mean(seconds_found), f"copies_found{name}": np.mean(copies_found)}
+    figures["seconds_ratio"] = figures["seconds_found"] / figures["seconds_found_exact"]
+    figures["copies_ratio"] = figures["copies_found"] / figures["copies_found_exact"]
+    return {name: float(value) for name, value in figures.items()}
+
+
+def _is_voted_for(film: str, seconds: NDArray[np.int64], hits: Hits, index: ReferenceIndex) -> bool:
+    """Whether the votes of a copy's seconds name it at any time, as the matcher would have it."""
+    voter = Voter(Matching().min_similarity, Matching().min_votes)
+    for n, second in enumerate(seconds.tolist()):
+        one = Hits(hits.reference[n : n + 1], hits.second[n : n + 1], hits.similarity[n : n + 1])
+        for candidate in voter.push(second, one, index):
+            if candidate.reference == film and abs(candidate.ref_s - second) <= OFFSET_BIN_S:
+                return True
+    return False
+
+
+def changes(folder: Path, keeper: IndexKeeper, planted: Planted) -> Figures:
+    """An hour is added and removed again while another thread goes on searching."""
+    new = ReferenceId("an-hour-more")
+    features = Studio().film(999_999)
+    with Catalog.open(folder, write=True) as catalog, suppress(UnknownReference):
+        catalog.remove(new)  # left by a run that was stopped
+    current = [keeper.refresh()]
+    main, waits, is_over = current[0].parts[0], [0.0], threading.Event()
+    rows = np.concatenate([copy for _, _, copy in planted.copies])
+
+    def search() -> None:
+        while not is_over.is_set():
+            for row in rows:
+                clock = time.perf_counter()
+                current[0].search(row[None], Matching().hits)
+                waits.append(time.perf_counter() - clock)
+                time.sleep(0.005)
+
+    with Catalog.open(folder, write=True) as catalog:
+        catalog.add(reference(new, features, planted.encoder_id), features)
+        searching = threading.Thread(target=search)
+        searching.start()
+        clock, cpu = time.perf_counter(), time.thread_time()
+        current[0] = keeper.refresh()
+        figures: Figures = {"add_s": time.perf_counter() - clock, "add_cpu_s": time.thread_time() - cpu}
+        figures["rebuilt"] = "no" if current[0].parts[0] is main else "yes"
+        row = features.rows[1800].astype(np.float32)
+        hits = current[0].search(row[None], 1)
+        if current[0].references[hits.reference[0, 0]].id != new or hits.second[0, 0] != 1800:
+            raise SystemExit("bench: the hour that was added is not found")
+        catalog.remove(new)
+        clock = time.perf_counter()
+        current[0] = keeper.refresh()
+        figures["remove_s"] = time.perf_counter() - clock
+        if current[0].place(new) is not None:
+            raise SystemExit("bench: the hour that was removed is still there")
+    is_over.set()
+    searching.join()
+    figures["longest_ms"] = 1000 * max(waits)
+    return figures
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file stands behind."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("bench: /proc/self/status does not tell RssAnon")
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
