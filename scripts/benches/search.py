@@ -42,7 +42,7 @@ Figures: TypeAlias = dict[str, Any]
 HOUR = 3600
 N_KINDS = 2000
 KIND, SHOT, MOMENT = 0.5, 0.85, 0.45  # shares of a kind of scene, of the shot and of the moment in a row
-VIDEO_S, COPY_S, COPY_FROM_S = 60, 12, 10  # of each video: what is registered, what is copied and from where
+VIDEO_S, COPY_S, COPY_FROM_S = 40, 12, 10  # of each video: what is registered, what is copied and from where
 NEAR_S = 3
 EXACT_SIZE = 100_000
 
