@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.air import Air, on_air
-from tests.stream_faults import STORIES, Figures, Studio
+from tests.chaos.streams import STORIES, Figures, Studio
 from tests.watching import LENGTH_S, Watching, watching
 
 AT_ONCE = 8  # stories; more would only wait for two cores to start their decoders
