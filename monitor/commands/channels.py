@@ -1,0 +1,180 @@
+"""`copywatch channels`: which broadcasts are watched, and whether one can be.
+
+The list is that of the configuration file; a running `serve` follows the file within seconds. An address on a command
+line shows up in the process list while the command runs: `-` takes it from stdin instead.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import ValidationError
+
+from monitor.commands.terminal import ConfigOption, JsonOption, print_json, print_table, settings_of
+from monitor.errors import ConfigError, Unreachable
+from monitor.settings import ChannelSettings, Settings
+from reference_db.addresses import redact_url, shown
+
+app = typer.Typer(no_args_is_help=True, help="The broadcasts that are watched.")
+
+TEST_S = 10.0  # some key pictures come in that time
+ASK_S = 1.0
+
+
+@app.command("add")
+def add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Letters, digits, dot, dash, underscore.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where it airs, or - to read it from stdin.")],
+    mode: Annotated[str, typer.Option(help="auto, exact or economy.")] = "auto",
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="HOST", help="Private host or network it may lead to; may be given often."),
+    ] = None,
+    config_file: ConfigOption = None,
+) -> None:
+    """Add a channel to the configuration; a running `serve` starts it within seconds."""
+    config = _named(context, config_file)
+    channel = _channel(name, _read(url), mode, allow or [])
+    from monitor.config_file import add_channel
+
+    add_channel(config, channel)
+    typer.echo(f"added: {channel.name} ({shown(channel.url)})")
+
+
+@app.command("list")
+def list_channels(context: typer.Context, config_file: ConfigOption = None, as_json: JsonOption = False) -> None:
+    """List the channels and, while `serve` runs, the state of each."""
+    settings = settings_of(context, config_file)
+    states = _states(settings)
+    found = [
+        {"name": one.name, "state": states.get(one.name), "mode": one.mode, "url": redact_url(one.url)}
+        for one in settings.channels
+    ]
+    if as_json:
+        print_json(found)
+    else:
+        print_table(("NAME", "STATE", "MODE", "URL"), [[value or "-" for value in one.values()] for one in found])
+
+
+@app.command("rm")
+def remove(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    config_file: ConfigOption = None,
+) -> None:
+    """Remove channels from the configuration; a running `serve` ends them, with the last word on their alerts."""
+    from monitor.config_file import remove_channel
+
+    config = _named(context, config_file)
+    for name in names:
+        remove_channel(config, name)
+        typer.echo(f"removed: {name}")
+
+
+@app.command("test")
+def try_channel(
+    context: typer.Context,
+    name_or_url: Annotated[str, typer.Argument(metavar="NAME|URL", help="A channel, an address, or - for stdin.")],
+    seconds: Annotated[float, typer.Option(min=1, help="How long to watch.")] = TEST_S,
+    thumbnail: Annotated[
+        Path | None, typer.Option(metavar="FILE.jpg", help="Where its first picture is saved.")
+    ] = None,
+    config_file: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Watch a channel for some seconds and say what it is; exit 4 where it cannot be opened."""
+    config_file = config_file or context.obj[0]
+    known = {one.name: one for one in settings_of(context, config_file).channels} if config_file else {}
+    channel = known.get(name_or_url) or _channel("test", _read(name_or_url), "exact", [])
+    found = _tried(channel, seconds, thumbnail or Path(f"{channel.name}.jpg"))
+    if as_json:
+        print_json(found)
+        return
+    for key, value in found.items():
+        typer.echo(f"{key.replace('_', ' '):20} {'not known' if value is None else value}")
+
+
+def _named(context: typer.Context, config_file: Path | None) -> Path:
+    config: Path | None = config_file or context.obj[0]
+    if config is None:
+        raise ConfigError("channels live in a configuration file; name it by --config or COPYWATCH_CONFIG.")
+    return config
+
+
+def _read(url: str) -> str:
+    return sys.stdin.readline().strip() if url == "-" else url
+
+
+def _channel(name: str, url: str, mode: str, allow: list[str]) -> ChannelSettings:
+    try:
+        return ChannelSettings.model_validate({"name": name, "url": url, "mode": mode, "allow": allow})
+    except ValidationError as error:
+        wrong = [
+            f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}" for one in error.errors()
+        ]
+        raise ConfigError("\n".join(wrong)) from None  # pydantic's own text is not ours to vouch for
+
+
+def _states(settings: Settings) -> dict[str, str]:
+    """The state of each channel, as a running `serve` tells it; empty where none answers."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    host = f"[{settings.web.host}]" if ":" in settings.web.host else settings.web.host
+    try:
+        with urllib.request.urlopen(f"http://{host}:{settings.web.port}/metrics", timeout=ASK_S) as reply:
+            text = reply.read().decode()
+    except (OSError, ValueError):
+        return {}
+    return {
+        sample.labels["channel"]: sample.labels["state"]
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "copywatch_channel_state" and sample.value == 1
+    }
+
+
+def _tried(channel: ChannelSettings, seconds: float, thumbnail: Path) -> dict[str, Any]:
+    """What a look at the channel found. Raises Unreachable with the reason in words."""
+    from PIL import Image
+
+    from reference_db.decoding import DecodingChild
+    from reference_db.errors import MediaError
+
+    url = channel.url if "://" in channel.url else f"file://{os.path.abspath(channel.url)}"
+    began = time.monotonic()
+    first: tuple[float, float] | None = None  # its arrival and its own time
+    last = (0.0, 0.0)
+    try:
+        with DecodingChild(url, live=True, mode="exact", allow=channel.allow) as child:
+            for frame in child.frames():
+                last = (time.monotonic(), frame.pts_s)
+                if first is None:
+                    first = last
+                    Image.fromarray(frame.picture).save(thumbnail, quality=85)
+                if last[0] - first[0] >= seconds or last[1] - first[1] >= 2 * seconds:
+                    break
+            info, keys = child.info(), list(child.key_times_s)
+    except MediaError as error:
+        raise Unreachable(str(error)) from error
+    assert first is not None
+    gaps = [b - a for a, b in pairwise(keys) if b > a]
+    return {
+        "address": shown(channel.url),
+        "container": info.format,
+        "codec": info.codec,
+        "size": f"{info.width}x{info.height}",
+        "fps": None if info.fps is None else round(info.fps, 2),
+        "key_frame_every_s": round(sum(gaps) / len(gaps), 2) if gaps else None,
+        "first_picture_s": round(first[0] - began, 1),
+        "lag_s": round(max(0.0, (last[0] - first[0]) - (last[1] - first[1])), 1),
+        "watched_s": round(last[1] - first[1], 1),
+        "thumbnail": str(thumbnail),
+    }

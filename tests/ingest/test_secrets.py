@@ -1,0 +1,74 @@
+"""One secret in every form of address, watched by real sources: it comes out nowhere."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from pydantic import ValidationError
+
+from monitor.ingest.live import LiveSource
+from monitor.logs import configure_logging
+from monitor.metrics import Metrics
+from monitor.settings import ChannelSettings, LoggingSettings
+from tests.reference_db.test_addresses import FORMS, SECRET, filled
+from tests.watching import HASTY, WAIT_S, Watching
+
+HOSTS = r"(?<=[/@\\])(10\.0\.0\.5|cam|cdn|host|a\.rtmp\.example\.com|239\.0\.0\.1|\[fe80::1\])(?=[:/?]|$)"
+
+
+@pytest.fixture
+def log() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    kept, stream = (list(root.handlers), root.level), io.StringIO()
+    configure_logging(LoggingSettings(level="debug", format="json"), stream)
+    yield stream
+    root.handlers, root.level = kept[0], kept[1]
+
+
+def test_the_secret_is_in_no_log_metric_error_or_process_list(log: io.StringIO) -> None:
+    metrics = Metrics(CollectorRegistry())
+    watched, refusals = [], []
+    for n, form in enumerate(FORMS):
+        url = re.sub(HOSTS, "127.0.0.1", filled(form))
+        try:
+            settings = ChannelSettings.model_validate({"name": f"form-{n}", "url": url})
+        except ValidationError as error:
+            refusals.append(str(error))
+            continue
+        watched.append(Watching(LiveSource(settings, metrics, patience=HASTY), metrics))
+    assert len(watched) >= 30
+    said = ""
+    try:
+        deadline = time.monotonic() + 2 * WAIT_S
+        while any(one.source.state == "starting" for one in watched) and time.monotonic() < deadline:
+            said += process_list()
+            time.sleep(0.2)
+        states = {one.source.channel: one.source.state for one in watched}
+        assert set(states.values()) <= {"failed", "stalled", "denied"}, states
+    finally:
+        for one in watched:
+            one.close()
+    assert "reference_db.decoder" in said
+    assert "trying again" in log.getvalue()
+    for text in (said, log.getvalue(), generate_latest(metrics.registry).decode(), *refusals, repr(watched)):
+        assert SECRET not in text
+
+
+def process_list() -> str:
+    """What anybody on this machine may read of our processes."""
+    said = ""
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if "reference_db.decoder" in line:
+                said += line + (place / "environ").read_bytes().decode(errors="replace")
+        except OSError:
+            continue
+    return said
