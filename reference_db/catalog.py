@@ -22,7 +22,7 @@ import struct
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -88,16 +88,21 @@ class Catalog:
     A reader sees each change as soon as it is committed, and an empty library where there is none yet.
     """
 
-    def __init__(self, data_dir: Path, lock: int | None) -> None:
+    def __init__(self, data_dir: Path, lock: int | None, *, must_exist: bool = False) -> None:
         self.data_dir = data_dir
+        self._must_exist = must_exist
         self._lock = lock
         self._connection: apsw.Connection | None = None
 
     @classmethod
-    def open(cls, data_dir: Path, *, write: bool = False) -> Self:
-        """The library in `data_dir`; only one process at a time may have it open to write (CatalogLocked)."""
+    def open(cls, data_dir: Path, *, write: bool = False, must_exist: bool = False) -> Self:
+        """The library in `data_dir`; only one process at a time may have it open to write (CatalogLocked).
+
+        To a reader a library that is not there is empty; with `must_exist` that is a StorageError, for one who has seen
+        it and must not take a disk that is gone for a library whose references are.
+        """
         if not write:
-            return cls(data_dir, None)
+            return cls(data_dir, None, must_exist=must_exist)
         with _told(data_dir):
             _make_directories(data_dir)
             catalog = cls(data_dir, _locked(data_dir))
@@ -183,15 +188,21 @@ class Catalog:
 
     def features(self, id: ReferenceId) -> ReferenceFeatures:
         """The reference's features, as they were written, or DamagedReference."""
-        reference = self.get(id)
+        while True:
+            reference = self.get(id)
+            with suppress(UnknownReference):  # replaced meanwhile; where it was removed, `get` says so
+                return self.exact_features(reference)
+
+    def exact_features(self, reference: Reference) -> ReferenceFeatures:
+        """The features of this very reference, or DamagedReference; UnknownReference once it is removed or replaced."""
         try:
             content = self.features_path(reference).read_bytes()
         except OSError as error:
-            if self.get(id) != reference:  # replaced meanwhile; where it was removed, `get` says so
-                return self.features(id)
-            raise DamagedReference(id, f"its feature file cannot be read ({error.strerror})") from error
+            if self.get(reference.id) != reference:
+                raise UnknownReference(f"The reference {reference.id} was replaced meanwhile.") from None
+            raise DamagedReference(reference.id, f"its feature file cannot be read ({error.strerror})") from error
         if hashlib.sha256(content).hexdigest() != reference.features_sha256:
-            raise DamagedReference(id, "its feature file has changed on disk")
+            raise DamagedReference(reference.id, "its feature file has changed on disk")
         return features_of(content)
 
     def thumbnail(self, id: ReferenceId, second: int) -> bytes | None:
@@ -389,6 +400,8 @@ class Catalog:
         """Whether there is a library to read; until a writer has made one there is not."""
         path = self.data_dir / "catalog.sqlite"
         if not path.exists():
+            if self._must_exist:
+                raise StorageError(f"The library in {self.data_dir} is gone; mount its disk, or restore it.")
             return False
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
         connection.set_busy_timeout(BUSY_TIMEOUT_MS)

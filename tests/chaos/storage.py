@@ -25,11 +25,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import apsw
 import numpy as np
 
 import reference_db.catalog as catalog_module
 from reference_db.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
 from reference_db.errors import CatalogError, CatalogLocked, UnknownReference
+from reference_db.verification import repair
 
 FILM, NEWS, GAME = ReferenceId("film"), ReferenceId("news"), ReferenceId("game")
 N_SECONDS = 10
@@ -140,6 +142,19 @@ def quarantine(data_dir: Path, ack: Ack) -> None:
         ack()
 
 
+def one_damaged(data_dir: Path) -> None:
+    """A library with news and a game, and the row of the news damaged."""
+    two(data_dir)
+    connection = apsw.Connection(str(data_dir / "catalog.sqlite"))
+    connection.execute("UPDATE reference SET record = replace(record, 'Owner', 'Thief') WHERE id = 'news'")
+    connection.close()
+
+
+def mend(data_dir: Path, ack: Ack) -> None:
+    repair(data_dir)
+    ack()
+
+
 OPERATIONS = (
     Operation("create", nothing, create),
     Operation("first", nothing, first),
@@ -147,6 +162,7 @@ OPERATIONS = (
     Operation("remove", two, remove),
     Operation("replace", two, swap),
     Operation("quarantine", two, quarantine),
+    Operation("repair", one_damaged, mend),
 )
 
 

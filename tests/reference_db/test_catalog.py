@@ -20,6 +20,7 @@ from reference_db.errors import (
     CatalogLocked,
     DamagedReference,
     ReferenceExists,
+    StorageError,
     UnknownReference,
 )
 
@@ -127,6 +128,26 @@ def test_a_reader_waits_for_a_library_that_is_not_there_yet(tmp_path: Path) -> N
         with Catalog.open(data_dir, write=True) as writer:
             writer.add(some_reference(), some_features(10))
         assert [reference.id for reference in reader.references()] == [FILM]
+
+
+def test_a_library_that_was_seen_is_not_empty_when_its_disk_is_gone(tmp_path: Path) -> None:
+    with (
+        Catalog.open(tmp_path / "gone", must_exist=True) as catalog,
+        pytest.raises(StorageError, match="is gone; mount its disk"),
+    ):
+        catalog.contents()
+
+
+def test_features_are_those_of_the_very_reference(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        old = catalog.add(some_reference(), some_features(10))
+        new = catalog.replace(some_reference(n_seconds=7), some_features(7))
+        assert len(catalog.exact_features(new).rows) == len(catalog.features(FILM).rows) == 7
+        with pytest.raises(UnknownReference, match="replaced meanwhile"):
+            catalog.exact_features(old)
+        catalog.remove(FILM)
+        with pytest.raises(UnknownReference, match="no reference"):
+            catalog.exact_features(new)
 
 
 def test_a_reader_may_not_write(tmp_path: Path) -> None:
