@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_db.catalog import Catalog, Contents, Reference, ReferenceFeatures, ReferenceId
-from reference_db.errors import DamagedReference, EncoderMismatch, UnknownReference
+from reference_db.errors import CatalogLocked, DamagedReference, EncoderMismatch, UnknownReference
 from reference_db.feature_rows import FeatureFolder, HeldRows, ReferenceRows, RowSource
 from reference_db.part_files import PartFiles
 from reference_db.parts import (
@@ -217,11 +217,28 @@ class IndexKeeper:
         with self._files.locked() as ours:
             if not ours:
                 return None
-            merged = self._made_anew() if plan == "learn" else self._merged(plan, index)
+            return self._swapped(self._made_anew() if plan == "learn" else self._merged(plan, index))
+
+    def settled(self) -> ReferenceIndex:
+        """The newest generation with all that is there, its parts merged where it is worth it: for who can wait."""
+        index = self.refresh()
+        while not self._is_whole:
+            index = self.refresh()
+        return self.compact() or index
+
+    def reindex(self) -> ReferenceIndex:
+        """The index made anew from the features, a large one with a code book learned anew; StorageError if busy."""
+        with self._files.locked() as ours:
+            if not ours:
+                raise CatalogLocked(f"Another process is writing the index in {self._files.folder}; try again later.")
+            return self._swapped(self._made_anew())
+
+    def _swapped(self, parts: list[Part]) -> ReferenceIndex:
+        """The generation of these parts and of what came while they were made."""
         with self._lock, Catalog.open(self._data_dir) as catalog:
             contents = self._contents(catalog)
-            self._parts = merged
-            self._take_in(catalog, contents, None)  # what came meanwhile
+            self._parts = parts
+            self._take_in(catalog, contents, None)
             return self._publish(contents)
 
     # --- from catalogue to generation ---------------------------------------------------------------------------------

@@ -98,7 +98,7 @@ class References:
         it, `progress` the seconds done of it and their total where that is known. Raises StorageError where the
         library itself fails (no disk, no permission, another writer): then no other file would fare better.
         """
-        from reference_db.index import ReferenceIndex
+        from reference_db.index import IndexKeeper
         from reference_db.registration import register
 
         found = paths if isinstance(paths, Found) else find_videos(paths)
@@ -107,6 +107,7 @@ class References:
             raise CatalogError("An id and a title name one video; register the files one by one.")
         with Catalog.open(self.data_dir, write=True) as catalog:
             encoder = self._encoder()
+            keeper = IndexKeeper(self.data_dir, encoder.encoder_id)  # for all files: only what is new is taken in
             yield from (Added(path, None, error) for path, error in found.errors)
             for path in videos:
                 if on_file is not None:
@@ -122,7 +123,7 @@ class References:
                         tags=tags,
                         thumbnails=thumbnails,
                         progress=progress,
-                        index=lambda: ReferenceIndex.build(catalog, encoder.encoder_id),
+                        index=keeper.settled,
                     )
                 except StorageError:
                     raise

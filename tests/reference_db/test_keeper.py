@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from reference_db import index as index_module
 from reference_db.catalog import Catalog, ReferenceFeatures, ReferenceId
+from reference_db.errors import CatalogLocked
 from reference_db.feature_rows import FeatureFolder
 from reference_db.index import Hits, IndexKeeper, ReferenceIndex
 from reference_db.part_files import PartFiles
@@ -270,6 +271,22 @@ def test_a_reference_whose_features_changed_on_disk_is_left_out_by_name_until_it
     index = kept.refresh()
     assert index.damaged == {}
     assert found(index, 3)[0][0][:2] == ("film-3", 30)
+
+
+def test_reindexing_learns_anew_and_finds_the_same_copies(tmp_path: Path) -> None:
+    add(tmp_path, *range(5))
+    kept = keeper(tmp_path)
+    kept.refresh()
+    add(tmp_path, 5, 6)
+    remove(tmp_path, 1)
+    assert len(kept.settled().references) == 6
+    index = keeper(tmp_path).reindex()
+    assert [key[0] for key in index.parts[0].keys if key] == [f"film-{n}" for n in (0, 2, 3, 4, 5, 6)]
+    assert len(index.parts) == 1
+    assert [row[0][:2] for row in found(index, 6)] == [("film-6", 30 + n) for n in range(12)]
+    assert keeper(tmp_path).refresh().parts[0].keys == index.parts[0].keys
+    with PartFiles(tmp_path / "index", "enc-1").locked(), pytest.raises(CatalogLocked):
+        kept.reindex()
 
 
 def test_only_one_process_merges_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
