@@ -80,17 +80,24 @@ class QuickModels(Models):
         super().__init__(Encoder(list, "planted"), load_mask_step(None))
 
     def read(self, tiles: list[SimilarityTile]) -> list[TileMaps]:
-        return [quick_maps(tile.cells) for tile in tiles]
+        return [quick_tile(tile.cells) for tile in tiles]
 
 
-def quick_maps(cells: NDArray[np.float32]) -> TileMaps:
-    """Mask and step of a matrix, zero beyond its borders; each within four cells of what it depends on."""
+def quick_tile(cells: NDArray[np.float32]) -> TileMaps:
+    """What is read of a tile: its newest rows, without the halo."""
+    mask, step = quick_maps(cells)
+    inner = slice(HALO, cells.shape[1] - HALO)
+    return TileMaps(mask[-HALO - 1 :, inner], step[-HALO:, inner])
+
+
+def quick_maps(cells: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """Mask [M, N] and step [M-1, N-1] of a matrix, zero beyond it; each within four cells of what it depends on."""
     height, width = cells.shape
     wide = np.pad(cells, HALO)
     along = sum(wide[n : n + height, n : n + width] for n in range(2 * HALO + 1)) / np.float32(2 * HALO + 1)
     mask = np.clip(np.maximum(along, cells), 0, 1).astype(np.float32)
     ways = np.stack([cells[1:, 1:] + np.float32(0.1), cells[:-1, 1:], cells[1:, :-1]])
-    return TileMaps(mask, ways.argmax(axis=0).astype(np.uint8))
+    return mask, ways.argmax(axis=0).astype(np.uint8)
 
 
 @cache
