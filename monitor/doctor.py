@@ -19,6 +19,7 @@ from monitor.settings import ChannelSettings, Settings
 from reference_db.errors import CatalogError
 
 CONNECT_TIMEOUT_S = 3.0
+NAMED = 5  # how many references a finding names
 LEAST_FREE_BYTES = 1_000_000_000  # a film's features and pictures take some 10 MB an hour
 _PORTS = {"http": 80, "https": 443, "rtmp": 1935, "rtmps": 443, "rtsp": 554, "rtsps": 322}
 
@@ -97,6 +98,11 @@ def _models(settings: Settings) -> Iterator[Finding]:
             index = ReferenceIndex.build(catalog, models.encoder.encoder_id)
     except CatalogError as error:
         yield Finding("library", str(error), ok=False)
+        return
+    if index.damaged:
+        names = ", ".join(list(index.damaged)[:NAMED])
+        found = f"{len(index.damaged)} references are damaged and not searched ({names}); run `copywatch refs verify`"
+        yield Finding("library", found, ok=False)
         return
     seconds = sum(reference.n_seconds for reference in index.references)
     yield Finding("library", f"{len(index.references)} references, {seconds / 3600:.1f} h")

@@ -134,6 +134,11 @@ class Metrics:
             registry=registry,
         )
         self.references = Gauge("copywatch_references", "References that are searched.", registry=registry)
+        self.damaged_references = Gauge(
+            "copywatch_damaged_references",
+            "References that are not searched, since their bytes are damaged.",
+            registry=registry,
+        )
         self.reference_seconds = Gauge(
             "copywatch_reference_seconds", "Seconds of reference video that are searched.", registry=registry
         )

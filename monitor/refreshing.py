@@ -31,6 +31,7 @@ def tell_index(index: ReferenceIndex, metrics: Metrics) -> None:
     for id, what in index.damaged.items():
         logger.error("reference %s is not searched: %s; run `copywatch refs verify`", id, what)
     metrics.references.set(len(index.references))
+    metrics.damaged_references.set(len(index.damaged))
     metrics.reference_seconds.set(sum(reference.n_seconds for reference in index.references))
     metrics.index_generation.set(index.generation)
 

@@ -189,7 +189,8 @@ class IndexKeeper:
 
         Raises EncoderMismatch where another encoder made some references, and StorageError.
         """
-        with self._lock, Catalog.open(self._data_dir) as catalog:
+        was_there = self._current is not None and self._current.generation != 0
+        with self._lock, Catalog.open(self._data_dir, must_exist=was_there) as catalog:
             if self._current is not None and self._is_whole and catalog.generation() == self._current.generation:
                 return self._current
             contents = self._contents(catalog)
@@ -245,6 +246,8 @@ class IndexKeeper:
 
     def _contents(self, catalog: Catalog) -> Contents:
         contents = catalog.contents()
+        if contents.problem:
+            logger.error("the catalogue is damaged: %s; run `copywatch refs verify --repair`", contents.problem)
         foreign = [reference.id for reference in contents.references if reference.encoder_id != self._encoder_id]
         if foreign:
             names = ", ".join(foreign[:NAMED]) + (f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else "")
@@ -272,7 +275,7 @@ class IndexKeeper:
         """Each reference with its features; a damaged one is remembered, one that is gone meanwhile is left out."""
         for reference in references:
             try:
-                yield reference, catalog.features(reference.id)
+                yield reference, catalog.exact_features(reference)
             except UnknownReference:
                 continue
             except DamagedReference as error:

@@ -71,6 +71,15 @@ class Shown:
     has_thumbnails: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Reindexed:
+    """What an index was made of."""
+
+    n_references: int
+    n_seconds: int  # that can be found
+    damaged: dict[ReferenceId, str]  # left out, each with what is wrong
+
+
 class References:
     """The library in a directory. Nothing is held open between two calls."""
 
@@ -157,6 +166,13 @@ class References:
     def repair(self) -> Repair:
         """Makes a damaged catalogue again from its rows that are right and from the feature files."""
         return repair(self.data_dir)
+
+    def reindex(self) -> Reindexed:
+        """Makes the index again from the features. It never needs to be done: a damaged index makes itself again."""
+        from reference_db.index import IndexKeeper
+
+        index = IndexKeeper(self.data_dir, self._encoder().encoder_id).reindex()
+        return Reindexed(len(index.references), len(index), dict(index.damaged))
 
     def export(self, id: str, to: Path | None = None) -> Path:
         """The file that the reference was written to: features only, nobody can see the video in it.

@@ -40,6 +40,7 @@ THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 70  # longest side in pixels; some 4 kB
 STATIC_SIMILARITY = 0.98  # a second this like the one before it shows nothing new
 OVERLAP_SIMILARITY = 0.8  # a second this like one of another reference may be the same scene
 OVERLAP_HITS = 16  # reference seconds looked at for each second
+OVERLAP_LEAST, OVERLAP_MOST = 60, 300  # seconds of a reference that are looked for in others: a tenth, within these
 WHOLE_SHARE, WHOLE_SLACK_S = 0.9, 2.0  # less of what the file says it holds, and it is not whole
 # What is worth a warning.
 DULL_SHARE, STATIC_S, OVERLAP_SHARE, SHORT_S = 0.5, 30, 0.1, 3
@@ -226,8 +227,13 @@ def _longest_static_s(features: ReferenceFeatures) -> int:
 def _overlaps(
     features: ReferenceFeatures, index: ReferenceIndex, itself: ReferenceId | None
 ) -> tuple[tuple[ReferenceId, float], ...]:
-    """Other references that share many of the informative seconds, and the share; the greatest first."""
+    """Other references that share many of the informative seconds, and the share; the greatest first.
+
+    Of a long reference a sample is looked for, evenly spread: looking costs as much as encoding.
+    """
     ours = features.rows[features.informative].astype(np.float32)
+    n_looked = min(len(ours), max(OVERLAP_LEAST, min(OVERLAP_MOST, len(ours) // 10)))
+    ours = ours[np.linspace(0, len(ours) - 1, n_looked).round().astype(int)]
     n_found = np.zeros(len(index.references), np.int64)
     for part in np.array_split(ours, len(ours) // 256 + 1):
         hits = index.search(part, OVERLAP_HITS)

@@ -316,6 +316,25 @@ def _print_verification(found: Verification) -> None:
     typer.echo(f"{state}: {found.n_references} references, {found.n_bytes / 1e6:.1f} MB read")
 
 
+@app.command("reindex")
+def reindex(
+    context: typer.Context,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the index again from the features; a damaged one makes itself again, so this is for the doubtful."""
+    made = _library(context, config_file, data_dir)[0].reindex()
+    if as_json:
+        print_json(dataclasses.asdict(made))
+    else:
+        typer.echo(f"indexed: {made.n_references} references, {made.n_seconds} s")
+    for id, what in made.damaged.items():
+        complain(f"{id} is damaged and is not searched: {what}; run `copywatch refs verify`.")
+    if made.damaged:
+        raise typer.Exit(FAILED)
+
+
 # --- export, import --------------------------------------------------------------------------------------------------
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reference_db.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
-from reference_db.errors import EncoderMismatch
-from reference_db.index import ReferenceIndex
+from reference_db.errors import EncoderMismatch, StorageError
+from reference_db.index import IndexKeeper, ReferenceIndex
 from tests.reference_db.test_catalog import some_features, some_reference
 
 Pairs = list[tuple[Reference, ReferenceFeatures]]
@@ -108,6 +108,20 @@ def test_build_loads_what_the_catalogue_holds(tmp_path: Path) -> None:
         assert np.array_equal(index.rows(i)[:], features.rows.astype(np.float32))
         assert np.array_equal(index.informative(i), features.informative)
     assert not index.informative(0).flags.writeable
+
+
+def test_a_library_whose_disk_is_gone_is_an_error_and_not_an_empty_one(tmp_path: Path) -> None:
+    keeper = IndexKeeper(tmp_path / "library", "enc-1")
+    assert keeper.refresh().references == ()  # not there yet
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        for reference, features in some_pairs(5, 8):
+            catalog.add(reference, features)
+    assert len(keeper.refresh().references) == 2
+    (tmp_path / "library").rename(tmp_path / "elsewhere")
+    with pytest.raises(StorageError, match="is gone"):
+        keeper.refresh()
+    (tmp_path / "elsewhere").rename(tmp_path / "library")
+    assert len(keeper.refresh().references) == 2
 
 
 def test_another_encoder_s_features_are_refused_by_name(tmp_path: Path) -> None:

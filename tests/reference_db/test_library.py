@@ -153,6 +153,16 @@ def test_a_large_folder_with_some_broken_files(library: References, films: Path,
     assert ids(library) == ["00000", "00001", "00002"]
 
 
+def test_reindex_makes_the_index_again_and_names_the_damaged(library: References, films: Path) -> None:
+    list(library.add([films]))
+    made = library.reindex()
+    assert (made.n_references, made.n_seconds, made.damaged) == (2, 11, {})
+    next((library.data_dir / "features").glob("two.*")).write_bytes(b"damaged")
+    made = library.reindex()
+    assert (made.n_references, made.n_seconds) == (1, 6)
+    assert made.damaged == {"two": "its feature file has changed on disk"}
+
+
 # --- export, import --------------------------------------------------------------------------------------------------
 
 
