@@ -45,7 +45,7 @@ HLS_OPTIONS = {
 
 def main() -> None:
     """Answers one request; the process ends with it."""
-    out = _Records(os.fdopen(os.dup(1), "wb"))
+    out = Records(os.fdopen(os.dup(1), "wb"))
     os.dup2(2, 1)  # whatever prints must not print into the records
     request = json.load(sys.stdin)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -54,7 +54,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold the address
     av.logging.set_level(None)
-    answer = _Answer(request, out)
+    answer = Answer(request, out)
     try:
         for kind, body in answer.records():
             out.write(kind, body)
@@ -65,7 +65,7 @@ def main() -> None:
     os._exit(0)  # without the clean-up that may hang in FFmpeg
 
 
-class _Records:
+class Records:
     """What the parent reads; the gateway's threads warn while a picture is being written."""
 
     def __init__(self, out: BinaryIO) -> None:
@@ -82,10 +82,10 @@ class _Records:
             os._exit(0)  # nobody is reading any more
 
 
-class _Answer:
+class Answer:
     """One request: the address opened by the rules of its kind, its records, and why it ended."""
 
-    def __init__(self, request: dict[str, Any], out: _Records) -> None:
+    def __init__(self, request: dict[str, Any], out: Records) -> None:
         self._url: str = request["url"]
         self._live: bool = request["live"]
         self._mode: Mode = request["mode"]

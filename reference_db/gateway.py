@@ -106,8 +106,12 @@ class Gateway:
         return self._urls.get(int(number), "") if number.isascii() and number.isdigit() else ""
 
     def _linked(self, base: str, uri: str) -> str:
-        url = urljoin(base, uri)
-        if urlsplit(url).scheme.lower() not in ("http", "https"):
+        try:
+            url = urljoin(base, uri)
+            is_web = urlsplit(url).scheme.lower() in ("http", "https")
+        except ValueError:  # not an address at all
+            is_web = False
+        if not is_web:
             self.troubled(AddressRefused("Its playlist names something that is neither http nor https."))
             return f"http://127.0.0.1:{self.port}/refused"
         return self.local(url)

@@ -3,6 +3,7 @@
 
     scripts/chaos.py storage                 the library: kills, failing disks, power cuts, flipped bytes
     scripts/chaos.py --seed 7 --json storage
+    scripts/chaos.py streams                 channels: faults of streams, bad media, hostile addresses
 
 Each part prints its figures and ends with 0 only if every promise held. `scripts/test` runs a short sample of each.
 Needs what the tests need (`scripts/test` installs it) and, for the library, Debian's package strace.
@@ -14,6 +15,7 @@ import logging
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,6 +58,26 @@ def storage(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     return parts
 
 
+def streams(args: argparse.Namespace, say: Say) -> dict[str, Part]:
+    """Channels: every fault of a stream beside a witness, days of clock wraps, bad media, hostile addresses."""
+    from tests.chaos import corpus, hostile, streams
+
+    parts: dict[str, Part] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for repeat in range(args.repeats):
+            stories = {**streams.STORIES, **(streams.LONG_STORIES if repeat == 0 and not args.short else {})}
+            for name, figures in streams.run(stories, Path(folder) / "studio", args.at_once).items():
+                parts[name if args.repeats == 1 else f"{name} #{repeat + 1}"] = figures
+                say(f"{name}: {json.dumps(figures)}")
+    say("bad media")
+    parts["bad media"] = corpus.run(corpus.sample_of(args.seed, args.cases))
+    say(f"  {json.dumps(parts['bad media'])}")
+    say("hostile addresses")
+    parts["hostile addresses"] = hostile.run()
+    say(f"  {json.dumps(parts['hostile addresses'])}")
+    return parts
+
+
 def broken(parts: dict[str, Part]) -> list[str]:
     """What did not go as promised; a control that nobody noticed is as bad as a promise that was broken."""
     return [name for name, part in parts.items() if bool(part["wrong"]) != name.startswith("control: ")]
@@ -72,6 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     library.add_argument("--cuts", type=int, default=100, help="power cuts per operation")
     library.add_argument("--flips", type=int, default=2000, help="flipped bytes")
     library.set_defaults(run=storage)
+    channels = commands.add_parser("streams", help="channels: faults of streams, bad media, hostile addresses")
+    channels.add_argument("--repeats", type=int, default=1, help="times that every story is told")
+    channels.add_argument("--at-once", type=int, default=8, help="stories that happen at the same time")
+    channels.add_argument("--cases", type=int, default=10**6, help="bad files to try; all there are by default")
+    channels.add_argument("--short", action="store_true", help="without the stories that take minutes")
+    channels.set_defaults(run=streams)
     args = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)  # what the library says of each repair is not news here
     parts = args.run(args, lambda line: print(line, file=sys.stderr if args.json else sys.stdout, flush=True))

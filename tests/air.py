@@ -6,6 +6,7 @@ pace is that of the wall clock times `speed`, so a test can live through a minut
 
 from __future__ import annotations
 
+import ssl
 import struct
 import threading
 import time
@@ -96,7 +97,7 @@ class Air:
 class WebServer:
     """A real web server on a free port of loopback; `answer` gets each request."""
 
-    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None]) -> None:
+    def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None], trust: ssl.SSLContext | None = None) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 try:
@@ -109,6 +110,8 @@ class WebServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        if trust is not None:
+            self._server.socket = trust.wrap_socket(self._server.socket, server_side=True)
         self.port = self._server.server_address[1]
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 

@@ -8,14 +8,21 @@ not honest about what it missed; it returns its figures. The F-numbers are those
 from __future__ import annotations
 
 import os
+import random
 import signal
+import socket
+import ssl
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tests import media
 from tests.air import PACKET, WRAP, Air, LivePlaylist, WebServer, on_air, retimed
@@ -462,6 +469,103 @@ def vanished_times(studio: Studio) -> Figures:
         return {"seconds": len(seconds)}
 
 
+def variable_rate(studio: Studio) -> Figures:
+    """Ten pictures a second, then none for three: what was not shown is a hole, and nobody reconnects for it."""
+    path = studio.folder / "variable.ts"
+    if not path.exists():
+        times = [n / 10 for n in range(11)] + [3.9]
+        media.write_clip(path, ((t, media.picture(6, t, 160, 90)) for t in times), fps=10, gop=1, b_frames=0)
+    patience = replace(HASTY, no_progress_s=10)
+    with (
+        on_air(Air(path, LENGTH_S)) as web,
+        watching(f"http://127.0.0.1:{web.port}/x.ts", "variable", patience=patience) as watched,
+    ):
+        watched.wait_for_more(8)
+        assert watched.holes
+        assert {reason for _, _, reason in watched.holes} == {"unseen"}
+        assert len(watched.epochs) == 1
+        assert sum_of(watched, "copywatch_reconnects_total") == 0
+        return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
+
+
+def _datagrams(loss: float) -> Callable[[Studio], Figures]:
+    """UDP where some datagrams are lost, some come twice and some too late."""
+
+    def story(studio: Studio) -> Figures:
+        air, over, luck = Air(studio.clip, LENGTH_S), threading.Event(), random.Random(5)
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+            one.bind(("127.0.0.1", 0))
+            port = one.getsockname()[1]
+
+        def send() -> None:
+            late: bytes | None = None
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+                for piece in air.pieces():
+                    for start in range(0, len(piece), 7 * PACKET):
+                        datagram = piece[start : start + 7 * PACKET]
+                        fate = luck.random()
+                        if late is not None:
+                            out.sendto(late, ("127.0.0.1", port))
+                            late = None
+                        if fate < loss:
+                            continue
+                        if fate < loss + 0.02:
+                            late = datagram
+                            continue
+                        for _ in range(2 if fate < loss + 0.04 else 1):
+                            out.sendto(datagram, ("127.0.0.1", port))
+                    if over.is_set():
+                        return
+
+        thread = threading.Thread(target=send)
+        thread.start()
+        try:
+            patience = replace(HASTY, no_progress_s=10)
+            with watching(f"udp://127.0.0.1:{port}", f"loss{100 * loss:.0f}", patience=patience) as watched:
+                watched.wait_for_more(12)
+                missed = sum(n for _, n, _ in watched.holes)
+                damaged = watched.value("copywatch_damaged_pictures_total")
+                assert damaged > 0 or missed > 0 or loss < 0.05
+                return {"seconds": len(watched.samples), "missed_s": missed, "damaged": damaged}
+        finally:
+            over.set()
+            thread.join()
+
+    return story
+
+
+def stopped(studio: Studio) -> Figures:
+    """A decoder that gets no processor at all is as good as dead, and replaced."""
+    with studio.channel("stopped") as story:
+        child = story.watched.source._child
+        assert child is not None
+        os.kill(child.pid, signal.SIGSTOP)
+        story.watched.wait_for_state("stalled")
+        story.watched.wait_for_state("up")
+        story.watched.wait_for_more()
+        assert len(story.watched.epochs) == 1
+        return {"missed_s": sum(n for _, n, _ in story.watched.holes)}
+
+
+def untrusted(studio: Studio) -> Figures:
+    """A certificate that nobody vouches for: an error, never a fall-back."""
+    key, public = studio.folder / "key.pem", studio.folder / "cert.pem"
+    subject = ["-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-nodes"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-keyout", str(key), "-out", str(public), *subject]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(public, key)
+    asked: list[str] = []
+    with (
+        WebServer(lambda request: asked.append(request.path), context) as web,
+        watching(f"https://127.0.0.1:{web.port}/x.ts", "untrusted") as watched,
+    ):
+        watched.wait_for_state("failed")
+        watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="untrusted") >= 1, "retry")
+    assert asked == []
+    return {}
+
+
 # fault -> story
 STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F15 decoder killed": killed,
@@ -478,6 +582,7 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F40 403": _answers(403, "denied"),
     "F40 404": _answers(404, "denied"),
     "F40 503": _answers(503, "failed"),
+    "F41 untrusted certificate": untrusted,
     "F42 one wrap": one_wrap,
     "F43 jump back": _jump(-3600.0),
     "F44 jump forward": _jump(3600.0),
@@ -491,9 +596,35 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F51 black": _impaired("black"),
     "F51 frozen": _impaired("frozen"),
     "F51 held is not frozen": held_is_not_frozen,
+    "F52 variable rate": variable_rate,
+    "F54 datagrams lost, 1 %": _datagrams(0.01),
+    "F54 datagrams lost, 5 %": _datagrams(0.05),
+    "F54 datagrams lost, 20 %": _datagrams(0.20),
     "F55 recording as live": recording_as_live,
+    "F61 no processor": stopped,
 }
 # Minutes of computing, so not part of the tests.
 LONG_STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F42 many wraps": many_wraps,
 }
+
+
+def run(stories: dict[str, Callable[[Studio], Figures]], folder: Path, at_once: int) -> dict[str, dict[str, Any]]:
+    """Tells the stories, several at once, beside a witness; `wrong` is 1 where one did not go as it should."""
+    studio, told = Studio(folder), dict[str, dict[str, Any]]()
+
+    def tell(name: str) -> None:
+        try:
+            told[name] = {**{key: round(value, 1) for key, value in stories[name](studio).items()}, "wrong": 0}
+        except Exception as error:  # a story that could not be told is as bad as one that went wrong
+            told[name] = {"wrong": 1, "error": f"{type(error).__name__}: {error}"[:400]}
+
+    with on_air(Air(studio.clip, LENGTH_S)) as web, watching(f"http://127.0.0.1:{web.port}/x.ts", "witness") as witness:
+        witness.wait_for_more()
+        with ThreadPoolExecutor(max_workers=at_once) as pool:
+            list(pool.map(tell, stories))
+        witness.wait_for_more()
+        missed = sum(n for _, n, _ in witness.holes)
+        wrong = int(missed > 0 or len(witness.epochs) > 1)
+        told["witness"] = {"seconds": len(witness.samples), "missed_s": missed, "wrong": wrong}
+    return told
