@@ -9,6 +9,7 @@ import ipaddress
 import re
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -39,7 +40,7 @@ SRT_ADVICE = (
     "SRT is not in the FFmpeg that PyAV ships; run `ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts "
     "'udp://127.0.0.1:5000?pkt_size=1316'` beside Copywatch and watch udp://127.0.0.1:5000"
 )
-DEFAULT_PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443, "rtmp": 1935, "rtmps": 443, "rtsp": 554, "rtsps": 322}
 # Parameters that only tune a protocol. All others are hidden: every CDN has its own name for its token.
 _HARMLESS_PARAMETERS = frozenset(
     ("buffer_size", "fifo_size", "localaddr", "overrun_nonfatal", "pkt_size", "rtsp_transport", "timeout", "ttl")
@@ -90,11 +91,27 @@ class Reach:
             return places
         for address, _ in places:
             if not is_public(address) and not self._is_allowed(address):
-                raise AddressRefused(
-                    f"It leads to {host}:{port}, a private address that nobody named; "
-                    "if that is meant, add it to the channel's `allow`."
-                )
+                raise self._refusal(host, port)
         return places
+
+    def check(self, address: str, port: int, *, is_stream: bool) -> None:
+        """Raises AddressRefused unless this numeric address is public, allowed, or the named host's; datagrams of the
+        named host may use any port, since RTSP agrees on them as it goes."""
+        if is_public(address) or self._is_allowed(address):
+            return
+        for host in (self.host, *self.allow):
+            if host != self.host or port == self.port or not is_stream:
+                with suppress(OSError, UnicodeError):
+                    if address in [one[4][0] for one in socket.getaddrinfo(host, None)]:
+                        return
+        raise self._refusal(address, port)
+
+    @staticmethod
+    def _refusal(host: str, port: int) -> AddressRefused:
+        return AddressRefused(
+            f"It leads to {host}:{port}, a private address that nobody named; "
+            "if that is meant, add it to the channel's `allow`."
+        )
 
     def _is_allowed(self, address: str) -> bool:
         number = _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
@@ -108,7 +125,7 @@ class Reach:
 
 
 def place_of(url: str) -> tuple[str, int]:
-    """Host (lower case) and port of an http or https address; raises AddressRefused."""
+    """Host (lower case) and port of an address; raises AddressRefused."""
     parts = urlsplit(url)
     try:
         host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme.lower(), 0)

@@ -92,6 +92,7 @@ class Answer:
         self._allow: list[str] = request["allow"]
         self._no_video_s: float = request["no_video_s"]
         self._out = out
+        self._refusals: list[str] = []  # addresses that FFmpeg was kept from
         self._gateway: Gateway | None = None
         self._sampling: Sampling | None = None
 
@@ -112,6 +113,8 @@ class Answer:
             return error.args
         if isinstance(error, AddressRefused):
             return "unsupported", str(error)
+        if self._refusals:
+            return "refused", self._refusals[0]
         trouble = self._gateway.trouble if self._gateway is not None else None
         begun = self._sampling is not None and self._sampling.has_begun
         if trouble is not None and not begun:
@@ -135,6 +138,10 @@ class Answer:
             proxy = f"http://127.0.0.1:{self._gateway.port}"  # whatever else FFmpeg may think of, it meets the gateway
             os.environ.pop("no_proxy", None)
             return self._gateway.address, options | HLS_OPTIONS | {"http_proxy": proxy}
+        if scheme in ("rtsp", "rtsps", "rtmp", "rtmps"):
+            from reference_db.guard import watch
+
+            watch(Reach.of(url, self._allow), lambda sentence: self._refusals.append(sentence))
         if scheme in ("rtsp", "rtsps"):
             options["rtsp_flags"] = "prefer_tcp"  # datagrams rarely pass a firewall, and nobody says so
         if scheme in ("rtmps", "rtsps"):
