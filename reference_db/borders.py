@@ -8,38 +8,43 @@ itself. A logo or a ticker may cover part of them.
 import numpy as np
 from numpy.typing import NDArray
 
-STEP = 3  # every third pixel is looked at
+STEP = 3  # every third pixel is looked at; within bars, each
 LIKE = 14  # a channel's levels by which a bar's pixels may differ from its colour: what compression does to it
 PLAIN_SHARE = 0.72  # of a line's pixels that have the bar's colour; the rest may be a logo or a ticker
 MIN_SHARE = 0.02  # of the side, for a bar on each end
 MIN_LEFT = 0.25  # of the side that must be left between the bars
 UNEVEN = 0.02  # of the side, by which the two bars may differ
-ROUNDS = 2  # a frame around a letterbox is two pairs of bars
-RULES = f"{STEP} {LIKE} {PLAIN_SHARE} {MIN_SHARE} {MIN_LEFT} {UNEVEN} {ROUNDS}"  # part of the encoder's id
+ROUNDS = 4  # a coloured frame around an upright picture around a letterbox is three times bars, one within the other
+BLACK = 40  # levels up to which a bar is black; only the outermost may have another colour: white margins are picture
+RULES = f"{STEP} {LIKE} {PLAIN_SHARE} {MIN_SHARE} {MIN_LEFT} {UNEVEN} {ROUNDS} {BLACK}"  # part of the encoder's id
 
 
 def without_borders(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The part of the picture [h, w, 3] between its bars; a view."""
-    for _ in range(ROUNDS):
-        small = picture[::STEP, ::STEP].astype(np.int16)
-        top, bottom = _bars(small)
-        left, right = _bars(small.transpose(1, 0, 2))
-        if not (top or left):
+    for number in range(ROUNDS):
+        step, brightest = (STEP, 255) if number == 0 else (1, BLACK)
+        small = picture[::step, ::step].astype(np.int16)
+        rows, columns = _between(small, brightest), _between(small.transpose(1, 0, 2), brightest)
+        if len(rows) == len(small) and len(columns) == small.shape[1]:
             break
-        height, width = picture.shape[:2]
-        picture = picture[top * STEP : height - bottom * STEP, left * STEP : width - right * STEP]
+        picture = picture[_pixels(rows, len(small), step), _pixels(columns, small.shape[1], step)]
     return picture
 
 
-def _bars(lines: NDArray[np.int16]) -> tuple[int, int]:
-    """How many lines at the beginning and at the end are a pair of bars; (0, 0) where there is none."""
+def _pixels(kept: range, n: int, step: int) -> slice:
+    """The pixels of the lines kept of n; where bars were, also without the one pixel into which a bar may bleed."""
+    return slice(None) if len(kept) == n else slice(kept[0] * step + 1, kept[-1] * step)
+
+
+def _between(lines: NDArray[np.int16], brightest: int) -> range:
+    """The lines between a pair of bars at the beginning and at the end; all of them where there is no pair."""
     n = len(lines)
     colour = np.median(np.concatenate([lines[0], lines[-1]]), axis=0)
     plain = (np.abs(lines - colour).max(axis=2) <= LIKE).mean(axis=1) >= PLAIN_SHARE
-    if plain.all() or not (plain[0] and plain[-1]):
-        return 0, 0
+    if plain.all() or not (plain[0] and plain[-1]) or colour.max() > brightest:
+        return range(n)
     first, last = int(np.argmin(plain)), int(np.argmin(plain[::-1]))
     uneven = abs(first - last) > max(1, UNEVEN * n)
     if uneven or min(first, last) < MIN_SHARE * n or n - first - last < MIN_LEFT * n:
-        return 0, 0
-    return first, last
+        return range(n)
+    return range(first, n - last)

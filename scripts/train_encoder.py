@@ -58,11 +58,12 @@ CACHE_SIDE = 208  # a little more than the network reads, so that crops keep som
 CACHE_FPS = 4
 GREY_SIDE = 16  # the small grey picture that tells whether two moments look alike
 VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".webm", ".ts", ".avi", ".m4v"}
-NEAR_S = 2.5  # moments of one film nearer than this are no negatives of each other
+NEAR_S = 2.0  # moments of one film nearer than this are no negatives of each other
 ALIKE_SAME_FILM, ALIKE_ANY = 0.96, 0.985  # correlation above which two moments are no negatives
 SAME_SHOT = 0.7  # correlation below which a neighbour picture belongs to another shot
 FLAT = 8.0  # grey levels of spread below which a picture is not learnt from
-N_FROZEN = 5  # the stem and blocks 0-4 stay ImageNet's: they cost a third of the time and hardly change
+N_FROZEN = 3  # the stem and blocks 0-2 stay ImageNet's: they cost a quarter of the time and hardly change
+BOLD = (0.4, 1.0)  # strength of an edit; at full strength throughout, the network learns to give up on detail
 N_PARTS = 4  # a batch goes through the trunk in parts, so that threads meet twice a step and not at every layer
 
 
@@ -202,8 +203,8 @@ class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
         chosen = self._choose(rng)
         views = [np.empty((len(chosen), self.side, self.side, 3), np.uint8) for _ in range(2)]
         for i, picture in enumerate(chosen):
-            views[0][i] = self._view(rng, picture, 1.0 if rng.random() < 0.5 else 0.3)
-            views[1][i] = self._view(rng, self._neighbour(rng, picture), 1.0)
+            views[0][i] = self._view(rng, picture, 0.3 if rng.random() < 0.5 else rng.uniform(*BOLD))
+            views[1][i] = self._view(rng, self._neighbour(rng, picture), rng.uniform(*BOLD))
         return torch.from_numpy(views[0]), torch.from_numpy(views[1]), torch.from_numpy(self._negatives(chosen))
 
     def _choose(self, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from monitor.learning.bank import CLEAN, EDITED, FILLER, BankPlan, FeatureBank, Take, build_bank
+from monitor.learning.bank import CLEAN, EDITED, BankPlan, FeatureBank, Take, build_bank
 from monitor.learning.data import AirChances, Batch, Pair, batch_of, broadcast_pair, paper_pair
 from monitor.learning.losses import mask_loss, step_loss, vsal_loss
 from monitor.matching.mask_step import MaskStepNet, save_mask_step
@@ -92,7 +92,7 @@ class Vsal(nn.Module):
         super().__init__()
         self.rows = torch.from_numpy(rows)
         self.net = MaskStepNet()
-        self.sequence_encoder = SequenceEncoder() if with_sequence_encoder else None
+        self.sequence_encoder = changing_nothing(SequenceEncoder()) if with_sequence_encoder else None
         self.context = LOOK_BACK_S if with_sequence_encoder else 0
 
     def side(self, indices: Tensor) -> Tensor:
@@ -116,6 +116,14 @@ class Vsal(nn.Module):
         alike = self.rows[batch.twin] @ self.rows[batch.ref[:, -n:]].transpose(1, 2)
         doubt = ((alike - ALIKE_FROM) / (ALIKE_TO - ALIKE_FROM)).clamp(0, 1)
         return torch.where(batch.on_path, 1.0, 1 - (1 - least) * doubt)
+
+
+def changing_nothing(sequence_encoder: SequenceEncoder) -> SequenceEncoder:
+    """The encoder with nothing added to its rows yet: from a random start it first has to learn what they knew."""
+    for layer in (sequence_encoder.gather, sequence_encoder.narrow):
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+    return sequence_encoder
 
 
 def roughened(s: Tensor, amount: float, generator: torch.Generator) -> Tensor:
@@ -151,7 +159,7 @@ def loss_of(vsal: Vsal, batch: Batch, recipe: Recipe, generator: torch.Generator
 def visible(bank: FeatureBank, least_similarity: float) -> FeatureBank:
     """The bank without the takes whose edit left nothing to recognise, nor the videos that have no other."""
     takes = [take for take in bank.takes if take.kind == CLEAN or similarity_to_clean(bank, take) >= least_similarity]
-    shown = {take.video for take in takes if take.kind == EDITED} | {FILLER}
+    shown = {take.video for take in takes if take.kind == EDITED}
     return FeatureBank(bank.encoder_id, bank.rows, [take for take in takes if take.video in shown])
 
 

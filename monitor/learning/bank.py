@@ -28,7 +28,6 @@ from reference_db.frames import PICTURE_SHORT_SIDE
 Picture = NDArray[np.uint8]  # [h, w, 3] RGB
 
 CLEAN, EDITED = 0, 1
-FILLER = "filler"  # the video name of black, flat and striped pictures that belong to nobody
 NOTHING = -1  # a row index that stands for no picture: all zeros
 BATCH = 32  # pictures encoded at once
 
@@ -89,7 +88,7 @@ class FeatureBank:
         self.encoder_id = encoder_id
         self.rows = rows  # [n + 1, 512]; the last row is zero, so that NOTHING indexes it
         self.takes = tuple(takes)
-        self.videos = tuple(sorted({take.video for take in takes} - {FILLER}))
+        self.videos = tuple(sorted({take.video for take in takes}))
         self._of: dict[tuple[str, int], tuple[Take, ...]] = {}
         for take in takes:
             key = take.video, take.kind
@@ -106,8 +105,8 @@ class FeatureBank:
         return self.videos[int(np.searchsorted(self._up_to, rng.random(), side="right"))]
 
     def only(self, videos: Sequence[str]) -> FeatureBank:
-        """The same rows with the takes of some videos, and the filler."""
-        kept = {*videos, FILLER}
+        """The same rows with the takes of some videos."""
+        kept = set(videos)
         return FeatureBank(self.encoder_id, self.rows, [take for take in self.takes if take.video in kept])
 
 
@@ -137,9 +136,9 @@ def build_bank(
     encoder_id = load_encoder(encoder).encoder_id
     home = cache / f"{encoder_id}-{_short_hash(plan)}".replace("/", "_")
     home.mkdir(parents=True, exist_ok=True)
-    stored = {path: home / f"{path.stem}.npz" for path in videos} | {Path(FILLER): home / f"{FILLER}.npz"}
+    stored = {path: home / f"{path.stem}.npz" for path in videos}
     missing = [path for path, at in stored.items() if not at.exists()]
-    missing.sort(key=lambda path: -path.stat().st_size if path.exists() else 0)  # the longest first
+    missing.sort(key=lambda path: -path.stat().st_size)  # the longest first
     done = len(stored) - len(missing)
     if progress:
         progress(done, len(stored))
@@ -177,24 +176,6 @@ def raw_pictures(path: Path, fps: int) -> Iterator[Picture]:
                 k += 1
 
 
-def filler_pictures(rng: np.random.Generator, n: int = 48) -> list[Picture]:
-    """Pictures that belong to nobody: black with and without grain, flat colours, gradients, colour bars."""
-    pictures = []
-    for k in range(n):
-        picture = np.zeros((192, 341, 3), np.float32)
-        if k % 4 == 1:
-            picture[:] = rng.integers(0, 256, 3)
-        elif k % 4 == 2:
-            ramp = np.linspace(0, 1, 341)[None, :, None]
-            picture[:] = ramp * rng.integers(0, 256, 3) + (1 - ramp) * rng.integers(0, 256, 3)
-        elif k % 4 == 3:
-            colours = rng.integers(0, 2, (8, 3)) * rng.integers(150, 256)
-            picture[:] = colours[np.arange(341) * 8 // 341][None]
-        picture += rng.normal(0, rng.choice([0, 1, 4]), picture.shape)
-        pictures.append(picture.clip(0, 255).astype(np.uint8))
-    return pictures
-
-
 _worker: tuple[Encoder, BankPlan] | None = None  # of a pool's process: loading the encoder once is enough
 
 
@@ -209,12 +190,7 @@ def _store(path: Path, at: Path) -> None:
     assert _worker is not None
     encoder, plan = _worker
     rng = np.random.default_rng([plan.seed, int(_short_hash(path.stem), 16)])
-    if path.name == FILLER:
-        pictures = filler_pictures(rng)
-        edited = [draw_edit(rng, 0.5)(picture, rng) for picture in pictures]
-        takes = [(CLEAN, np.arange(2.0 * len(pictures)), _encode(encoder, pictures + edited))]
-    else:
-        takes = list(_takes(path, encoder, plan, rng))
+    takes = _takes(path, encoder, plan, rng)
     arrays: dict[str, NDArray[np.generic]] = {}
     for k, (kind, times_s, rows) in enumerate(takes):
         arrays |= {f"kind{k}": np.array(kind), f"times{k}": times_s, f"rows{k}": rows.astype(np.float16)}

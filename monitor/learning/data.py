@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from monitor.learning.bank import CLEAN, EDITED, FILLER, NOTHING, FeatureBank, Take
+from monitor.learning.bank import CLEAN, EDITED, NOTHING, FeatureBank, Take
 from monitor.learning.labels import NO_ORIGINAL, labels_of, matched_by_id, matched_by_time
 
 Rows = NDArray[np.int64]  # indices into the bank
@@ -43,7 +43,7 @@ class AirChances:
     cut: float = 0.18
     held: float = 0.15  # the air shows key frames only
     edited_reference: float = 0.15  # the reference is itself an edited version
-    black: float = 0.12  # a run of filler between programmes
+    black: float = 0.12  # a run of black between programmes
     stream_start: float = 0.1  # the first rows lie before the stream began
     elsewhere: float = 0.05  # a copy is on air, but of another stretch than the reference's band
     hole: float = 0.06  # some seconds of the air were not seen
@@ -230,9 +230,12 @@ class _Air:
         return np.concatenate(out)[:n]
 
     def black_out(self) -> None:
-        """A run of filler somewhere; a copy laid over it later leaves what it does not cover."""
+        """A run of black somewhere; a copy laid over it later leaves what it does not cover.
+
+        Black, flat and striped pictures carry no information, so the matrix is zero there, in training as on air.
+        """
         at, n = self.rng.integers(0, self.length), self.rng.integers(1, 6)
-        self.rows[at : at + n] = _filler(self.rng, self.bank)
+        self.rows[at : at + n] = NOTHING
 
     def insert_copy(self, chances: AirChances, context: int) -> float:
         """Airs a stretch of the video and returns the moment of it in the middle of what the tile shows."""
@@ -315,8 +318,8 @@ def _share(rng: np.random.Generator, bank: FeatureBank, air: _Air, ref: Rows, co
     at_live = int(rng.integers(context, len(air.rows)))
     at_ref = int(rng.choice(there))
     if what == "black":
-        air.rows[at_live : at_live + rng.integers(1, 7)] = _filler(rng, bank)
-        ref[there[(there >= at_ref) & (there < at_ref + rng.integers(1, 7))]] = _filler(rng, bank)
+        air.rows[at_live : at_live + rng.integers(1, 7)] = NOTHING
+        ref[there[(there >= at_ref) & (there < at_ref + rng.integers(1, 7))]] = NOTHING
     elif what == "ident":
         n = int(rng.integers(1, 4))
         takes = bank.of(bank.draw_video(rng), EDITED)
@@ -329,10 +332,3 @@ def _share(rng: np.random.Generator, bank: FeatureBank, air: _Air, ref: Rows, co
         n = int(rng.integers(8, 40))
         air.rows[at_live : at_live + n] = air.rows[at_live]
         ref[there[(there >= at_ref) & (there < at_ref + n)]] = ref[at_ref]
-
-
-def _filler(rng: np.random.Generator, bank: FeatureBank) -> int:
-    filler = bank.of(FILLER, CLEAN)
-    if not filler:
-        return NOTHING
-    return filler[0].first_row + int(rng.integers(len(filler[0].times_s)))

@@ -20,7 +20,7 @@ from reference_db.feature_rows import ReferenceRows
 
 FIT_S = 20  # seconds of either end that a line is fitted to
 REACH_S = 20  # how far a segment may grow beyond its path on either end
-ASIDE_S = 12  # how far from the path a line is looked for, in reference seconds
+ASIDE_S = 80  # how far from the path a line is looked for, in reference seconds: films repeat themselves
 ROUNDS = 2  # the second fits to the seconds that the first found
 MIN_FIT_S = 4  # a shorter segment is left as its path has it
 MIN_SEEN = 0.6  # of those seconds that must have been seen

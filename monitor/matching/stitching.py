@@ -37,7 +37,7 @@ class Scoring:
     gamma: float = 100.0
     novelty_floor: float = 0.3  # what a second that brings nothing new still counts; 1 switches evidence off
     join_s: int = 8
-    echo_similarity: float = 0.35  # reference seconds more alike than this mirror each other; above 1 switches it off
+    echo_similarity: float = 0.25  # reference seconds more alike than this mirror each other; above 1 switches it off
 
     def evidence_s(self, paths: Iterable[AlignmentPath]) -> float:
         """Seconds of evidence: the shorter side, with seconds that bring nothing new discounted."""

@@ -10,14 +10,12 @@ import pytest
 from monitor.learning.bank import (
     CLEAN,
     EDITED,
-    FILLER,
     NOTHING,
     BankPlan,
     FeatureBank,
     Take,
     bank_of,
     build_bank,
-    filler_pictures,
     raw_pictures,
 )
 from reference_db.encoder import load_encoder
@@ -61,13 +59,6 @@ def test_raw_pictures_come_at_even_moments(tmp_path: Path) -> None:
         assert np.array_equal(picture, every[int(np.ceil(k * 10 / 4 - 1e-6))])
 
 
-def test_filler_is_varied_and_dull() -> None:
-    pictures = filler_pictures(np.random.default_rng(0), 8)
-    assert pictures[0].max() < 30  # black
-    assert pictures[1].reshape(-1, 3).std(axis=0).max() < 8  # flat
-    assert len({p.tobytes() for p in pictures}) == 8 or pictures[0].max() == 0
-
-
 def test_a_bank_holds_clean_and_edited_takes_and_is_made_once(tmp_path: Path) -> None:
     for seed in range(2):
         write_clip(tmp_path / f"clip{seed}.mp4", seconds=10, seed=seed)
@@ -76,7 +67,7 @@ def test_a_bank_holds_clean_and_edited_takes_and_is_made_once(tmp_path: Path) ->
     bank = build_bank(
         videos, tmp_path / "cache", encoder, PLAN, progress=lambda done, total: told.append((done, total))
     )
-    assert told == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert told == [(0, 2), (1, 2), (2, 2)]
     assert bank.videos == ("clip0", "clip1")
     assert bank.encoder_id == load_encoder(encoder).encoder_id
 
@@ -89,7 +80,6 @@ def test_a_bank_holds_clean_and_edited_takes_and_is_made_once(tmp_path: Path) ->
     edited = bank.of("clip0", EDITED)
     assert len(edited) == 2
     assert {take.start_s % 0.5 for take in edited} <= {0.0, 0.25}
-    assert len(bank.of(FILLER, CLEAN)) == 1
 
     # One file is lost, one is touched by nobody: only the lost one is made again, with the same rows.
     home = next((tmp_path / "cache").iterdir())

@@ -59,3 +59,16 @@ def test_scenes_and_empty_pictures_are_left_whole() -> None:
         assert without_borders(scene).shape == scene.shape
     black = np.zeros((192, 340, 3), np.uint8)
     assert without_borders(black).shape == black.shape
+
+
+def test_bars_within_bars_within_bars_are_cut_off() -> None:
+    letterbox = framed(picture(4, 1.0, 88, 50), 156, 88, BLACK, 53, 0)
+    upright = framed(letterbox, 156, 278, BLACK, 0, 95)
+    found = without_borders(framed(upright, 192, 341, TEAL, 18, 31))
+    assert found.shape[:2] == (pytest.approx(50, abs=5), pytest.approx(88, abs=5))
+
+
+def test_a_white_margin_inside_bars_belongs_to_the_picture() -> None:
+    page = framed(picture(5, 1.0, 60, 30), 120, 340, (250, 250, 250), 45, 140)
+    found = without_borders(framed(page, 192, 340, BLACK, 36, 0))
+    assert found.shape[:2] == (pytest.approx(120, abs=4), 340)

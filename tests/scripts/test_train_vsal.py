@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from monitor.learning.bank import CLEAN, EDITED, FILLER, FeatureBank, bank_of
+from monitor.learning.bank import CLEAN, EDITED, FeatureBank, bank_of
 from monitor.matching.mask_step import load_mask_step
 from tests.learning.clips import tiny_encoder, write_clip
 
@@ -51,7 +51,6 @@ def planted_bank(n_videos: int = 10, duration_s: float = 40.0) -> FeatureBank:
         parts.append((f"video{video}", CLEAN, times, unit(walk)))
         for _ in range(3):
             parts.append((f"video{video}", EDITED, times, unit(walk + rng.normal(size=walk.shape))))
-    parts.append((FILLER, CLEAN, np.arange(4.0), unit(rng.normal(size=(4, 512)))))
     return bank_of("planted", parts)
 
 
@@ -90,6 +89,17 @@ def test_a_run_in_pieces_ends_with_the_same_weights(tmp_path: Path, with_sequenc
         if with_sequence_encoder
         else expected
     )
+
+
+def test_a_sequence_encoder_begins_with_the_similarities_of_the_frames() -> None:
+    bank = planted_bank(2)
+    bare, sequenced = train_vsal.Vsal(bank.rows, False), train_vsal.Vsal(bank.rows, True)
+    pairs = [train_vsal.broadcast_pair(np.random.default_rng(n), bank, 16, 16, sequenced.context) for n in range(4)]
+    batch = train_vsal.batch_of(pairs)
+    without = [replace(pair, live=pair.live[sequenced.context :], ref=pair.ref[sequenced.context :]) for pair in pairs]
+    with torch.no_grad():
+        ours, theirs = sequenced.similarity(batch), bare.similarity(train_vsal.batch_of(without))
+    torch.testing.assert_close(ours, theirs, atol=0.01, rtol=0)
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
