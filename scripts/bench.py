@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 # Modules with `add_arguments(parser)`, `run(args)` -> figures, and `lines(figures)`.
-PARTS = ("channels", "registration", "search")
+PARTS = ("channels", "registration", "search", "stream")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any, Self
 
 from monitor.ingest.clock import ChannelEpoch, rfc3339
@@ -21,6 +22,10 @@ STARTED, UPDATED, ENDED, RETRACTED = "alert.started", "alert.updated", "alert.en
 
 SAME = 0.5  # of both time lines that two alerts must share to be one copy
 REMEMBER_S = 60  # for so long an ended alert keeps others from telling the same
+PAUSE_S = 3  # seconds of air within an alert that match nothing are a pause from this length on
+BREAK_S = 900  # an alert goes on with what another stopped at, if no longer ago than this: an advert break
+SLACK_S = 2  # by which the ends of two alerts may overlap
+BREAK_REF_S = 10  # and if it begins within so many seconds of where that one stopped in the reference
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,14 @@ class Gap:
     def touches(self, start_s: float, end_s: float) -> bool:
         """Whether it falls into this span, or lies just before it, so that the span may have begun earlier."""
         return self.at < end_s and self.at + self.seconds >= start_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Seconds of a channel within an alert that were seen and show something else, such as a short advert."""
+
+    at: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +76,8 @@ class Alert:
     licence: str | None
     model: str
     evidence: str | None
+    pauses: tuple[Pause, ...] = ()
+    continues: str | None = None  # id of the alert that stopped where this one goes on
     reason: str | None = None  # why it ended, where it was not the copy's own end
 
     def as_dict(self) -> dict[str, object]:
@@ -81,7 +96,9 @@ class Alert:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The alert of these values; those of a later version that are not known here are left out."""
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
-        return cls(**{**known, "gaps": tuple(Gap(**gap) for gap in values["gaps"])})
+        known["gaps"] = tuple(Gap(**gap) for gap in values["gaps"])
+        known["pauses"] = tuple(Pause(**pause) for pause in values.get("pauses", ()))
+        return cls(**known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +106,7 @@ class _Told:
     """What was said of one alert so far. Its view has no paths: they are not looked at again."""
 
     reference: Reference
+    continues: str | None
     detected_at: float
     seq: int
     last_told_s: float
@@ -112,6 +130,17 @@ def alert_id_of(epoch: ChannelEpoch, view: SegmentView) -> str:
 def _shared(a_start: float, a_end: float, b_start: float, b_end: float) -> float:
     """The share of the shorter span that both have."""
     return (min(a_end, b_end) - max(a_start, b_start)) / min(a_end - a_start, b_end - b_start)
+
+
+def _pauses(view: SegmentView, gaps: list[Gap]) -> tuple[Pause, ...]:
+    """What lies between the paths of a segment, less what was not seen at all."""
+    pauses = []
+    for before, after in pairwise(view.paths):
+        start, end = before.last[0] + 1, after.first[0]
+        unseen = sum(max(0.0, min(end, gap.at + gap.seconds) - max(start, gap.at)) for gap in gaps)
+        if end - start - unseen >= PAUSE_S:
+            pauses.append(Pause(float(start), end - start - unseen))
+    return tuple(pauses)
 
 
 class AlertBook:
@@ -142,7 +171,7 @@ class AlertBook:
 
     def apply(self, now_s: int, views: list[SegmentView], gaps: list[Gap]) -> list[Alert]:
         """The news of stream second `now_s`. `views` has every open segment and those that closed now."""
-        self._ended = [(second, view) for second, view in self._ended if now_s - second <= REMEMBER_S]
+        self._ended = [(second, view) for second, view in self._ended if now_s - second <= BREAK_S]
         news = []
         for view in views:
             alert_id = alert_id_of(self.epoch, view)
@@ -150,17 +179,17 @@ class AlertBook:
             if type_ is None:
                 continue
             refined = self._refined(view)
-            if type_ in (STARTED, ENDED) and self._is_told_already(alert_id, refined):
+            if type_ in (STARTED, ENDED) and self._is_told_already(alert_id, refined, now_s):
                 if alert_id not in self._told:
                     continue
                 type_ = RETRACTED
             news.append(self._tell(type_, alert_id, refined, now_s, gaps))
         return news
 
-    def _is_told_already(self, alert_id: str, view: SegmentView) -> bool:
+    def _is_told_already(self, alert_id: str, view: SegmentView, now_s: int) -> bool:
         """Whether a stronger alert that is open or ended just now claims the same seconds of both sides."""
         others = [told.last_view for other, told in self._told.items() if other != alert_id]
-        others += [ended for _, ended in self._ended]
+        others += [ended for second, ended in self._ended if now_s - second <= REMEMBER_S]
         return any(
             other.reference == view.reference
             and other.total_weight >= view.total_weight
@@ -168,6 +197,14 @@ class AlertBook:
             and _shared(other.ref_start_s, other.ref_end_s, view.ref_start_s, view.ref_end_s) > SAME
             for other in others
         )
+
+    def _continued(self, view: SegmentView) -> str | None:
+        """The id of the newest alert that ended where this one goes on, after an advert break, say."""
+        for _, ended in reversed(self._ended):
+            goes_on = abs(view.ref_start_s - ended.ref_end_s) <= BREAK_REF_S
+            if ended.reference == view.reference and goes_on and ended.live_end_s <= view.live_start_s + SLACK_S:
+                return alert_id_of(self.epoch, ended)
+        return None
 
     def _type(self, view: SegmentView, told: _Told | None, now_s: int) -> str | None:
         """What there is to tell of a segment, if anything."""
@@ -201,9 +238,11 @@ class AlertBook:
     def _tell(
         self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap], reason: str | None = None
     ) -> Alert:
-        told = self._told.get(alert_id) or _Told(self._reference(view.reference), now_s, 0, now_s, view)
+        told = self._told.get(alert_id) or _Told(
+            self._reference(view.reference), self._continued(view), now_s, 0, now_s, view
+        )
         alert = self._alert(type_, alert_id, told, view, gaps, reason)
-        claim = replace(view, paths=())
+        claim = replace(view, paths=())  # spans are all that is looked at again
         self._told[alert_id] = replace(told, seq=told.seq + 1, last_told_s=now_s, last_view=claim)
         if type_ in (ENDED, RETRACTED):
             del self._told[alert_id]
@@ -239,5 +278,7 @@ class AlertBook:
             licence=None,
             model=self.model,
             evidence=None,
+            pauses=_pauses(view, gaps),
+            continues=told.continues,
             reason=reason,
         )

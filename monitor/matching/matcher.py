@@ -280,7 +280,7 @@ class Matcher:
         for last, old in self._done.get(candidate.reference, []):
             if old.start < columns.stop and columns.start < old.stop:
                 first = max(first, last + 1)  # what a closed band has read is not read again
-        seconds = self.window.since(first)
+        seconds = [live for live in self.window.since(first) if live.second <= second]  # a hole's successor is there
         band = Band(candidate.reference, used.rows, used.informative, seconds[0].second, columns)
         tracker = PathTracker(self.matching.tau, self.matching.sigma)
         reading = _Reading(band, tracker, second, candidate.weight)

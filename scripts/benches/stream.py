@@ -1,0 +1,152 @@
+"""A day of one channel: does a second cost the same at the end of it as at its beginning?
+
+Features are fed straight to the channel's thinking (search, network, paths, segments, alerts), as fast as it goes.
+Every hour airs the same: something else, with copies of a minute now and then and one of a quarter of an hour, edited
+by noise. CPU seconds are those of this process, so other work on the machine hardly shows. A snapshot is taken every
+other second, as `serve` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client import CollectorRegistry
+
+from monitor.compute import Models
+from monitor.ingest.clock import ChannelEpoch
+from monitor.ingest.sources import Sample
+from monitor.matching.mask_step import load_mask_step
+from monitor.metrics import Metrics
+from monitor.pipeline import Library, Watch
+from monitor.settings import Settings
+from reference_db.catalog import FEATURE_SIZE, Reference, ReferenceFeatures, ReferenceId
+from reference_db.encoder import Encoder
+from reference_db.frames import Frame
+from reference_db.index import ReferenceIndex
+
+HOUR_S = 3600
+LONG_S = 1000  # of the one long reference, 900 s of which air every hour
+NOISE = 0.6  # of unit length, added to each second of a copy
+KEEP_EVERY_S = 2
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--hours", type=int, default=24, help="of simulated stream")
+    parser.add_argument("--references", type=int, default=20, help="of five minutes each, and a long one")
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """CPU and memory of each hour."""
+    rng = np.random.default_rng(1)
+    films = [_film(rng, 300) for _ in range(args.references)] + [_film(rng, LONG_S)]
+    models = Models(Encoder(list, "planted"), load_mask_step(None))
+    watch = Watch(Library(_index(films)), models, Settings(), Metrics(CollectorRegistry()))
+    rows = _hour(rng, films)
+    hours, alerts = [], 0
+    for hour in range(args.hours):
+        figures, told = _one_hour(watch, rows, hour * HOUR_S)
+        hours.append(figures)
+        alerts += told
+    first, last = hours[0], hours[-1]
+    return {
+        "hours": args.hours,
+        "reference_seconds": sum(len(film) for film in films),
+        "alert_events": alerts,
+        "cpu_ms_per_second_by_hour": [hour["cpu_ms"] for hour in hours],
+        "last_hour_over_first": round(last["cpu_ms"] / first["cpu_ms"], 3),
+        "rss_mb_by_hour": [hour["rss_mb"] for hour in hours],
+        "rss_last_hour_over_first": round(last["rss_mb"] / first["rss_mb"], 3),
+        "snapshot_kb_median": statistics.median(hour["snapshot_kb"] for hour in hours),
+        "snapshot_kb_most": max(hour["snapshot_kb_most"] for hour in hours),
+        "snapshot_share_of_cpu": round(sum(h["snapshot_s"] for h in hours) / sum(h["cpu_s"] for h in hours), 3),
+    }
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+    """The figures in words."""
+    by_hour = figures["cpu_ms_per_second_by_hour"]
+    return [
+        f"{figures['hours']} h of one channel against {figures['reference_seconds']} reference seconds, "
+        f"{figures['alert_events']} alert events",
+        f"CPU per stream second: hour 1 {by_hour[0]:.2f} ms, hour {figures['hours']} {by_hour[-1]:.2f} ms "
+        f"({figures['last_hour_over_first']:.3f} of it)",
+        f"memory: {figures['rss_mb_by_hour'][0]:.0f} MB after hour 1, "
+        f"{figures['rss_mb_by_hour'][-1]:.0f} MB after the last",
+        f"snapshot: {figures['snapshot_kb_median']:.0f} kB (median), {figures['snapshot_kb_most']:.0f} kB at most; "
+        f"one every {KEEP_EVERY_S} s is {100 * figures['snapshot_share_of_cpu']:.0f} % of the CPU",
+    ]
+
+
+def _film(rng: np.random.Generator, n_seconds: int) -> NDArray[np.float32]:
+    """Seconds that resemble their neighbours, with a cut now and then."""
+    rows = np.empty((n_seconds, FEATURE_SIZE))
+    row = rng.standard_normal(FEATURE_SIZE)
+    for second in range(n_seconds):
+        pace = 1.0 if rng.uniform() < 0.2 else 0.4
+        row = np.sqrt(1 - pace**2) * row + pace * rng.standard_normal(FEATURE_SIZE)
+        rows[second] = row
+    return _unit(rows)
+
+
+def _unit(rows: NDArray[np.float64]) -> NDArray[np.float32]:
+    scaled: NDArray[np.float32] = (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
+    return scaled
+
+
+def _index(films: list[NDArray[np.float32]]) -> ReferenceIndex:
+    pairs = []
+    for number, rows in enumerate(films):
+        name = ReferenceId(f"film-{number}")
+        about = Reference(name, name, "", {}, "0" * 64, len(rows), 0, "planted", f"{number:064}", BEGAN)
+        pairs.append((about, ReferenceFeatures(rows.astype(np.float16), np.ones(len(rows), np.bool_))))
+    return ReferenceIndex.from_features(pairs)
+
+
+def _hour(rng: np.random.Generator, films: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """What airs every hour: copies of a minute at every sixth minute, and a long one in the second half."""
+    rows = _film(rng, HOUR_S).astype(np.float64)
+    for n, at in enumerate(range(60, HOUR_S // 2, 360)):
+        begin = int(rng.integers(0, 240))
+        rows[at : at + 60] = films[n % (len(films) - 1)][begin : begin + 60]
+        rows[at : at + 60] += NOISE * _unit(rng.standard_normal((60, FEATURE_SIZE)))
+    rows[2400:3300] = films[-1][50:950] + NOISE * _unit(rng.standard_normal((900, FEATURE_SIZE)))
+    return _unit(rows)
+
+
+def _one_hour(watch: Watch, rows: NDArray[np.float32], first_s: int) -> tuple[dict[str, float], int]:
+    epoch = ChannelEpoch("bench", "2026-01-01T00:00:00Z", BEGAN)
+    blank = Frame(0, 0.0, np.zeros((8, 8, 3), np.uint8))
+    minutes, sizes, snapshot_s, told, cpu_s = [], [], 0.0, 0, 0.0
+    for minute in range(0, HOUR_S, 60):
+        began = time.process_time()
+        for n in range(minute, minute + 60):
+            second = first_s + n
+            sample = Sample(epoch, second, blank, BEGAN + timedelta(seconds=second), "", {"second": second})
+            told += sum(len(outcome.alerts) for outcome in watch.push([sample], [(rows[n], True)]))
+            if n % KEEP_EVERY_S == 0:
+                before = time.process_time()
+                sizes.append(len(watch.snapshot(sample.position)))
+                snapshot_s += time.process_time() - before
+        minutes.append(time.process_time() - began)
+        cpu_s += minutes[-1]
+    return {
+        "cpu_ms": 1000 * cpu_s / HOUR_S,
+        "cpu_s": cpu_s,
+        "snapshot_s": snapshot_s,
+        "snapshot_kb": statistics.median(sizes) / 1000,
+        "snapshot_kb_most": max(sizes) / 1000,
+        "rss_mb": _resident_mb(),
+    }, told
+
+
+def _resident_mb() -> float:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
