@@ -28,7 +28,7 @@ SPEEDS = (1.0, 0.5, 0.57, 0.67, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.18, 1.2
 ONLY_NORMAL_S = 8  # below so many seconds other speeds cannot be told from chance
 OTHER_SPEED = 0.01  # of similarity, that another speed than normal must win by
 HALF = 0.002  # of similarity, half of which an offset between two seconds must win by
-PATH_WINS = 0.08  # of similarity, by which a path must beat the line to be believed: a cut or a freeze is no line
+PATH_WINS = 0.12  # of similarity, by which a path must beat the line to be believed: a cut or a freeze is no line
 BORDER = 0.5  # of the similarity within a copy: what is below lies outside it
 
 
