@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from reference_db.references import FEATURE_SIZE, Reference, ReferenceFeatures, ReferenceId
 
 ROW_BYTES = 2 * FEATURE_SIZE
-OPEN_FILES = 192  # kept open for re-ranking; a process may usually have 1,024
+OPEN_FILES, KEPT_ROWS = 160, 32  # files kept open; a process may usually have 1,024
+
+Key = tuple[ReferenceId, str]  # a reference's id and the hash of its features
 
 
 class ReferenceRows(Protocol):
@@ -70,13 +72,13 @@ class HeldRows:
 class StoredRows:
     """The rows of one feature file; it stays open, so a reference that is removed can be read to its end."""
 
-    def __init__(self, path: Path, reference: Reference) -> None:
+    def __init__(self, path: str, reference: Reference) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._file)
         self._n_seconds = reference.n_seconds
         length = int.from_bytes(os.pread(self._file, 8, 0), "little")
         header = json.loads(os.pread(self._file, length, 8))
-        self._at = 8 + length + header["rows"]["data_offsets"][0]
+        self.at = 8 + length + header["rows"]["data_offsets"][0]  # of row 0, in bytes
         begin, end = header["informative"]["data_offsets"]
         self.informative = np.frombuffer(os.pread(self._file, end - begin, 8 + length + begin), np.bool_)
 
@@ -95,26 +97,31 @@ class StoredRows:
         row: NDArray[np.float32] = self._span(at, at + 1)[0]
         return row
 
-    def read_into(self, row: memoryview, second: int) -> None:
-        """Puts one row, as it is on disk, where there is room for it."""
-        os.preadv(self._file, [row], self._at + second * ROW_BYTES)
-
     def _span(self, start: int, stop: int) -> NDArray[np.float32]:
         if not 0 <= start <= stop <= self._n_seconds:
             raise IndexError(f"seconds {start} to {stop} of {self._n_seconds}")
         rows = np.zeros((stop - start, FEATURE_SIZE), np.float16)
         if stop > start:
-            os.preadv(self._file, [memoryview(rows.data).cast("B")], self._at + start * ROW_BYTES)
+            os.preadv(self._file, [memoryview(rows.data).cast("B")], self.at + start * ROW_BYTES)
         return rows.astype(np.float32)
 
 
 class FeatureFolder:
-    """The rows of a library's references, with the files used last kept open; safe in any thread."""
+    """The rows of a library's references; safe in any thread.
+
+    Re-ranking reads single rows of many references: their files are opened in turn, and the last ones kept open.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._open: OrderedDict[tuple[ReferenceId, str], StoredRows] = OrderedDict()
+        self._rows: OrderedDict[Key, StoredRows] = OrderedDict()  # asked for as a whole just now
+        self._files: OrderedDict[Key, int] = OrderedDict()  # open for single rows; used and closed under the lock
+        self._at: dict[Key, int] = {}  # where row 0 of each file is
         self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        for file in self._files.values():
+            os.close(file)
 
     def has(self, reference: Reference) -> bool:
         """Whether the reference's file is still there and can be read; if so, it can be read for a while."""
@@ -126,8 +133,14 @@ class FeatureFolder:
 
     def rows(self, reference: Reference) -> StoredRows:
         """The reference's rows; OSError where its file is gone."""
+        key = (reference.id, reference.features_sha256)
         with self._lock:
-            return self._rows(reference)
+            rows = self._rows.get(key)
+            if rows is None:
+                rows = self._rows[key] = StoredRows(self._path(key), reference)
+                if len(self._rows) > KEPT_ROWS:
+                    self._rows.popitem(last=False)
+            return rows
 
     def informative(self, reference: Reference) -> NDArray[np.bool_]:
         return self.rows(reference).informative
@@ -138,20 +151,22 @@ class FeatureFolder:
         room = memoryview(rows.data).cast("B")
         with self._lock:
             for n, (reference, second) in enumerate(zip(references, seconds, strict=True)):
+                key = (reference.id, reference.features_sha256)
                 try:
-                    self._rows(reference).read_into(room[n * ROW_BYTES : (n + 1) * ROW_BYTES], second)
-                except OSError:
+                    file = self._files.get(key) or self._open(key, reference)
+                except (OSError, ValueError, KeyError):
                     continue
+                row = room[n * ROW_BYTES : (n + 1) * ROW_BYTES]
+                os.preadv(file, [row], self._at[key] + second * ROW_BYTES)
         return rows.astype(np.float32)
 
-    def _rows(self, reference: Reference) -> StoredRows:
-        key = (reference.id, reference.features_sha256)
-        rows = self._open.get(key)
-        if rows is not None:
-            self._open.move_to_end(key)
-            return rows
-        rows = StoredRows(self._folder / f"{reference.id}.{reference.features_sha256[:16]}.safetensors", reference)
-        self._open[key] = rows
-        if len(self._open) > OPEN_FILES:
-            self._open.popitem(last=False)
-        return rows
+    def _open(self, key: Key, reference: Reference) -> int:
+        if key not in self._at:
+            self._at[key] = StoredRows(self._path(key), reference).at
+        if len(self._files) >= OPEN_FILES:
+            os.close(self._files.popitem(last=False)[1])
+        file = self._files[key] = os.open(self._path(key), os.O_RDONLY | os.O_CLOEXEC)
+        return file
+
+    def _path(self, key: Key) -> str:
+        return f"{self._folder}/{key[0]}.{key[1][:16]}.safetensors"

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from reference_db.catalog import Catalog, Contents, Reference, ReferenceFeatures, ReferenceId
 from reference_db.errors import CatalogLocked, DamagedReference, EncoderMismatch, UnknownReference
-from reference_db.feature_rows import FeatureFolder, HeldRows, ReferenceRows, RowSource
+from reference_db.feature_rows import FeatureFolder, HeldRows, Key, ReferenceRows, RowSource
 from reference_db.part_files import PartFiles
 from reference_db.parts import (
     LIST_SAMPLE,
@@ -28,7 +28,6 @@ from reference_db.parts import (
     CodedPart,
     FlatPart,
     Found,
-    Key,
     Pair,
     Part,
     key_of,

@@ -18,7 +18,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_db.references import FEATURE_SIZE, Reference, ReferenceFeatures, ReferenceId
+from reference_db.feature_rows import Key
+from reference_db.references import FEATURE_SIZE, Reference, ReferenceFeatures
 
 _faiss: Any = faiss  # its types know only a part of it
 
@@ -33,7 +34,6 @@ QUERY_BITS = 8
 SECOND_BITS = 32  # a row's number is its reference's place in the part, then its second
 
 Pair = tuple[Reference, ReferenceFeatures]
-Key = tuple[ReferenceId, str]  # a reference's id and the hash of its features
 
 
 def key_of(reference: Reference) -> Key:
