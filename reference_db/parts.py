@@ -26,7 +26,7 @@ _faiss: Any = faiss  # its types know only a part of it
 SHORTLIST = 128  # seconds that are ranked again by their features
 LIST_ROWS = 1024  # seconds in a list, about
 MIN_LISTS, MAX_LISTS = 64, 32768
-LISTS_READ = 64  # lists that a row looks through
+LISTS_READ = 192  # of 1,024 lists, that a row looks through; of more lists more, by their number's fourth root
 LIST_SAMPLE = 32  # seconds per list that the code book is learned from
 LEARNING_ROUNDS = 8
 BLOCK_ROWS = 1 << 15  # rows compared at once while learning
@@ -121,10 +121,10 @@ class CodeBook:
         self._quantizer = quantizer  # which list a row belongs to; all parts share it
         self._owner = owner  # what must not be freed while it is in use
         self.n_lists = int(quantizer.ntotal)
-        groups = _faiss.downcast_index(quantizer).nlist
+        n_groups = _faiss.downcast_index(quantizer).nlist
         self.reading = _faiss.SearchParametersIVF(
-            nprobe=min(LISTS_READ, self.n_lists),
-            quantizer_params=_faiss.SearchParametersIVF(nprobe=max(4, groups // 4)),
+            nprobe=min(self.n_lists, round(LISTS_READ * (self.n_lists / 1024) ** 0.25)),
+            quantizer_params=_faiss.SearchParametersIVF(nprobe=max(32, n_groups // 2)),
         )
 
     @classmethod
@@ -143,7 +143,7 @@ class CodeBook:
         top.add(groups)
         quantizer = faiss.IndexIVFFlat(top, FEATURE_SIZE, n_groups, faiss.METRIC_INNER_PRODUCT)
         quantizer.is_trained = True
-        quantizer.nprobe = 4  # groups in which a new row's list is looked for
+        quantizer.nprobe = max(8, n_groups // 8)  # groups of lists in which a new row's own is looked for
         quantizer.add(leaves)
         quantizer.make_direct_map()
         return cls(quantizer, top)

@@ -16,12 +16,13 @@ import multiprocessing
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import faiss
 import numpy as np
@@ -38,13 +39,13 @@ from reference_db.index import Hits, IndexKeeper, ReferenceIndex
 from reference_db.parts import SHORTLIST, CodedPart, FlatPart, single_threaded, turned
 
 Figures: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 HOUR = 3600
 N_KINDS = 2000
 KIND, SHOT, MOMENT = 0.5, 0.85, 0.45  # shares of a kind of scene, of the shot and of the moment in a row
 VIDEO_S, COPY_S, COPY_FROM_S = 40, 12, 10  # of each video: what is registered, what is copied and from where
 NEAR_S = 3
-EXACT_SIZE = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,8 +64,8 @@ def run(args: argparse.Namespace) -> Figures:
         folder = args.folder / f"{size}.{planted.encoder_id[:24]}"
         say(f"{size} seconds: the library")
         make_library(folder, size, planted)
-        with multiprocessing.get_context("spawn").Pool(1) as pool:  # memory is that of a process that did nothing else
-            figures = pool.apply(measure, (folder, planted, args.rounds))
+        in_a_process(prepare, folder, planted)
+        figures = in_a_process(measure, folder, planted, args.rounds)  # its memory is that of the library alone
         out["sizes"].append({"seconds": size, **figures})
         say(json.dumps(out["sizes"][-1]))
     return out
@@ -220,23 +221,33 @@ def make_library(folder: Path, size: int, planted: Planted) -> None:
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
-def measure(folder: Path, planted: Planted, rounds: int) -> Figures:
-    """All figures of one library; the index is made first where it is not there."""
-    single_threaded()
-    figures: Figures = {}
+def in_a_process(work: Callable[..., T], *args: object) -> T:
+    """What the work comes to in a process that does nothing else."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, args)
+
+
+def prepare(folder: Path, planted: Planted) -> None:
+    """Makes the index and what exact search finds, where they are not there."""
     made = folder / "made.json"
     if not made.exists():
         say("  making the index")
         cpu = time.process_time()
-        index = IndexKeeper(folder, planted.encoder_id).refresh()
+        IndexKeeper(folder, planted.encoder_id).refresh()
         made.write_text(json.dumps({"made_cpu_s": time.process_time() - cpu}))
-        del index
+    exact_hits(folder, planted)
+
+
+def measure(folder: Path, planted: Planted, rounds: int) -> Figures:
+    """All figures of one library that is ready."""
+    single_threaded()
+    figures: Figures = {}
     exact = exact_hits(folder, planted)
     before, clock, cpu = anonymous_bytes(), time.perf_counter(), time.process_time()
     keeper = IndexKeeper(folder, planted.encoder_id)
     index = keeper.refresh()
     figures |= {"open_s": time.perf_counter() - clock, "open_cpu_s": time.process_time() - cpu}
-    figures |= json.loads(made.read_text())
+    figures |= json.loads((folder / "made.json").read_text())
     coded = isinstance(index.parts[0], CodedPart)
     n_seconds = sum(one.n_seconds for one in index.references)
     figures["kind"] = f"{index.parts[0].book.n_lists} lists" if isinstance(index.parts[0], CodedPart) else "exact"
