@@ -120,7 +120,7 @@ class Watch:
         self._models = models
         self._settings = settings
         self._metrics = metrics
-        self._matcher = Matcher(matching_of(settings))
+        self._matcher = self._new_matcher()
         self._index = library.index  # the generation that the last second was matched with
         self._book: AlertBook | None = None
         self._gaps: deque[Gap] = deque(maxlen=GAPS_KEPT)
@@ -145,7 +145,7 @@ class Watch:
             if refused.notes and refused.notes.get("epoch") is not None and refused.notes.get("newest_s") is not None:
                 self._forgotten = (refused.notes["epoch"], refused.notes["newest_s"])
             raise
-        matcher, alerts = Matcher(matching_of(self._settings)), []
+        matcher, alerts = self._new_matcher(), []
         try:
             gone = matcher.restore(state.matcher, self._library.index)
         except (ValueError, IndexError, KeyError) as error:
@@ -182,10 +182,13 @@ class Watch:
             return []
         newest = self._matcher.window.newest_s or 0
         alerts = self._book.apply(newest, self._matcher.finish(), list(self._gaps))  # asks the old matcher to refine
-        self._matcher = Matcher(matching_of(self._settings))
+        self._matcher = self._new_matcher()
         self._gaps.clear()
         self._book = None
         return alerts
+
+    def _new_matcher(self) -> Matcher:
+        return Matcher(matching_of(self._settings), told_from=self._settings.alerting.threshold)
 
     def _enter(self, epoch: ChannelEpoch) -> list[Alert]:
         if self._book is not None and self._book.epoch == epoch:

@@ -40,11 +40,18 @@ def _between(lines: NDArray[np.int16], brightest: int) -> range:
     """The lines between a pair of bars at the beginning and at the end; all of them where there is no pair."""
     n = len(lines)
     colour = np.median(np.concatenate([lines[0], lines[-1]]), axis=0)
-    plain = (np.abs(lines - colour).max(axis=2) <= LIKE).mean(axis=1) >= PLAIN_SHARE
-    if plain.all() or not (plain[0] and plain[-1]) or colour.max() > brightest:
+    if colour.max() > brightest or not _plain(lines[[0, -1]], colour).all():
+        return range(n)  # as in most pictures
+    plain = _plain(lines, colour)
+    if plain.all():
         return range(n)
     first, last = int(np.argmin(plain)), int(np.argmin(plain[::-1]))
     uneven = abs(first - last) > max(1, UNEVEN * n)
     if uneven or min(first, last) < MIN_SHARE * n or n - first - last < MIN_LEFT * n:
         return range(n)
     return range(first, n - last)
+
+
+def _plain(lines: NDArray[np.int16], colour: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of the lines show hardly anything but this colour."""
+    return np.asarray((np.abs(lines - colour).max(axis=2) <= LIKE).mean(axis=1) >= PLAIN_SHARE)

@@ -26,8 +26,7 @@ from reference_db.addresses import AddressRefused, Reach, place_of, shown
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 15.0  # a little more than the decoder's own patience, which knows a stall from a hang-up
 CHUNK_BYTES = 1 << 16
-LITTLE_BYTES = 1 << 14  # after less than this we wait a moment for more: a trickle of small packets wakes us less often
-LITTLE_S = 0.02
+LITTLE_S = 0.1  # after less than a chunk we wait so long for more: live air then wakes us 10 times a second, not 30
 MAX_PLAYLIST_BYTES = 8 << 20
 MAX_ADDRESSES = 1 << 16  # of segments; the oldest are forgotten, a live playlist never comes back to them
 MAX_REDIRECTS = 8
@@ -197,7 +196,7 @@ class _Door(BaseHTTPRequestHandler):
         part = head
         while part:
             send(part)
-            if len(part) < LITTLE_BYTES:
+            if len(part) < CHUNK_BYTES:
                 time.sleep(LITTLE_S)
             try:
                 part = reply.read1(CHUNK_BYTES)

@@ -43,7 +43,8 @@ class _Clock:
     """
 
     def __init__(self, live: bool, time_base: Fraction, fps: float) -> None:
-        self._live, self._time_base, self._step_s = live, time_base, 1 / fps
+        self._live, self._step_s = live, 1 / fps
+        self._numerator, self._denominator = time_base.numerator, time_base.denominator  # a Fraction is slow
         self._origin = 0 if live else None
         self._shift_s = 0.0
         self._last_s: float | None = None
@@ -62,7 +63,7 @@ class _Clock:
         return time_s
 
     def of_packet(self, ticks: int) -> float:
-        return float((ticks - (self._origin or 0)) * self._time_base) + self._shift_s
+        return (ticks - (self._origin or 0)) * self._numerator / self._denominator + self._shift_s
 
 
 class _KeyPace:

@@ -153,14 +153,16 @@ class _Reading:
 class Matcher:
     """The matching state of one channel and stream epoch."""
 
-    def __init__(self, matching: Matching) -> None:
+    def __init__(self, matching: Matching, told_from: float = 0.0) -> None:
         self.matching = matching
         self.window = FeatureWindow()
         self._voter = Voter(matching.min_similarity, matching.min_votes)
         self._readings: list[_Reading] = []
         self._done: dict[ReferenceId, list[tuple[int, range]]] = {}  # closed bands: last final second, columns
         self._in_use: dict[ReferenceId, _InUse] = {}
-        self._stitcher = Stitcher(matching.scoring, lambda reference: self._in_use[reference].rows, self.window.row)
+        self._stitcher = Stitcher(
+            matching.scoring, lambda reference: self._in_use[reference].rows, self.window.row, told_from
+        )
         self._cuts: list[tuple[_Reading, Cut]] = []
         self._live: LiveSecond | None = None
 

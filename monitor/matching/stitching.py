@@ -91,6 +91,7 @@ class _Segment:
     start: tuple[int, int]
     paths: dict[tuple[int, int], PathState] = field(default_factory=dict)  # by start cell
     closed: bool = False
+    last_view: SegmentView | None = None  # of a closed one
 
     @property
     def last_live_s(self) -> int:
@@ -146,8 +147,10 @@ class Stitcher:
         scoring: Scoring,
         reference_rows: Callable[[ReferenceId], ReferenceRows],
         live_row: Callable[[int], NDArray[np.float32] | None] = lambda second: None,
+        told_from: float = 0.0,
     ) -> None:
         self.scoring = scoring
+        self._told_from = told_from  # nobody is told of a segment that scores less, so it is not examined for echoes
         self._reference_rows = reference_rows
         self._live_row = live_row  # of a stream second that is still at hand
         self._segments: list[_Segment] = []  # open ones, and closed ones for a while
@@ -223,8 +226,15 @@ class Stitcher:
         self._segments.append(_Segment(state.reference, state.path.start, {state.path.start: state}))
 
     def _views(self) -> list[tuple[_Segment, SegmentView]]:
-        views = [(segment, self._view(segment)) for segment in self._segments]
-        return [(segment, self._marked(view, [v for _, v in views])) for segment, view in views]
+        """What each segment claims. One that closed earlier is told no more: it only explains others."""
+        views = [(segment, segment.last_view or self._view(segment)) for segment in self._segments]
+        for segment, view in views:
+            segment.last_view = view if segment.closed else None
+        others = sorted((view for _, view in views), key=lambda view: (-view.total_weight, view.start))
+        return [
+            (segment, view if segment.closed or view.score < self._told_from else self._marked(view, others))
+            for segment, view in views
+        ]
 
     def _view(self, segment: _Segment) -> SegmentView:
         chosen = _strongest([state.ahead for state in segment.paths.values()])
@@ -289,15 +299,16 @@ class Stitcher:
         lives = np.stack(list(seen.values()))
         own = _along(lives, rows, view.columns(seconds))
         by_then = stronger.columns(seconds)
-        theirs = max(_along(lives, rows, by_then + aside) for aside in range(-NEAR_S, NEAR_S + 1))
-        return theirs >= AS_WELL * own
+        theirs = _along(lives, rows, by_then + np.arange(-NEAR_S, NEAR_S + 1)[:, None]).max()
+        return bool(theirs >= AS_WELL * own.item())
 
 
-def _along(lives: NDArray[np.float32], rows: ReferenceRows, columns: NDArray[np.int64]) -> float:
-    """Mean similarity of these stream seconds to these reference seconds; 0 beyond the reference."""
+def _along(lives: NDArray[np.float32], rows: ReferenceRows, columns: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Mean similarity of these stream seconds to these reference seconds [..., live]; 0 beyond the reference."""
     inside = (columns >= 0) & (columns < len(rows))
-    found = np.einsum("ij,ij->i", lives, rows[np.clip(columns, 0, len(rows) - 1)])
-    return float(np.where(inside, found, 0.0).mean())
+    first, last = int(np.clip(columns.min(), 0, len(rows) - 1)), int(np.clip(columns.max(), 0, len(rows) - 1))
+    near = rows[first : last + 1][np.clip(columns, first, last) - first]
+    return np.asarray(np.where(inside, np.einsum("ij,...ij->...i", lives, near), np.float32(0)).mean(axis=-1))
 
 
 def _strongest(paths: list[AlignmentPath]) -> list[AlignmentPath]:
