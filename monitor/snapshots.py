@@ -43,9 +43,9 @@ Notes = Mapping[str, Any]  # JSON-able
 
 def pack(state: object, stamp: Mapping[str, str], notes: Notes) -> bytes:
     """The state as bytes. `notes` travel with it and can be read even where the stamp is another's."""
-    arrays: dict[str, list[NDArray[Any]]] = {}
+    arrays = _Arrays()
     flat = _flat(state, arrays)
-    buffers = {dtype: np.concatenate([array.ravel() for array in same]) for dtype, same in arrays.items()}
+    buffers = arrays.joined()
     head = {
         "stamp": _whole_stamp(type(state), stamp),
         "notes": dict(notes),
@@ -100,8 +100,17 @@ def _opened(content: bytes) -> tuple[dict[str, Any], memoryview]:
 
 
 def _whole_stamp(kind: type, stamp: Mapping[str, str]) -> dict[str, str]:
-    shape = hashlib.sha256(_shape(kind, ()).encode()).hexdigest()[:16]
-    return {"version": __version__, "shape": shape, **stamp}
+    return {"version": __version__, "shape": _shape_hash(kind), **stamp}
+
+
+@cache
+def _shape_hash(kind: type) -> str:
+    return hashlib.sha256(_shape(kind, ()).encode()).hexdigest()[:16]
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
 
 
 @cache
@@ -124,27 +133,50 @@ def _shape(kind: Any, within: tuple[type, ...]) -> str:
     return str(kind)
 
 
-def _flat(value: Any, arrays: dict[str, list[NDArray[Any]]]) -> Any:
+class _Arrays:
+    """Arrays put aside, those of one type in one row."""
+
+    def __init__(self) -> None:
+        self._same: dict[str, list[NDArray[Any]]] = {}
+        self._sizes: dict[str, int] = {}
+
+    def put(self, array: NDArray[Any]) -> list[Any]:
+        """Where it is: type, place and shape."""
+        dtype = array.dtype.str
+        at = self._sizes.get(dtype, 0)
+        self._same.setdefault(dtype, []).append(array)
+        self._sizes[dtype] = at + array.size
+        return [dtype, at, *array.shape]
+
+    def joined(self) -> dict[str, NDArray[Any]]:
+        return {dtype: np.concatenate([array.ravel() for array in same]) for dtype, same in self._same.items()}
+
+
+AS_IT_IS = (int, float, str, bool, types.NoneType)
+
+
+def _flat(value: Any, arrays: _Arrays) -> Any:
     """The value as JSON has it; arrays are put aside."""
-    if value is None or isinstance(value, bool | str):
+    kind = type(value)
+    if kind in AS_IT_IS:
         return value
-    if isinstance(value, int | np.integer):
+    if kind is tuple or kind is list:
+        return [one if type(one) in AS_IT_IS else _flat(one, arrays) for one in value]
+    if kind is np.ndarray:
+        return arrays.put(value)
+    if is_dataclass(kind):
+        return [_flat(getattr(value, name), arrays) for name in _names(kind)]
+    if isinstance(value, np.integer):
         return int(value)
-    if isinstance(value, float | np.floating):
+    if isinstance(value, np.floating):
         return float(value)
-    if isinstance(value, np.ndarray):
-        same = arrays.setdefault(value.dtype.str, [])
-        same.append(value)
-        return [value.dtype.str, sum(array.size for array in same) - value.size, *value.shape]
-    if is_dataclass(value):
-        return [_flat(getattr(value, field.name), arrays) for field in fields(value)]
     if isinstance(value, Mapping):
         return [[_flat(key, arrays), _flat(one, arrays)] for key, one in value.items()]
     if isinstance(value, range):
         return [value.start, value.stop]
     if isinstance(value, set | frozenset):
         return [_flat(one, arrays) for one in sorted(value)]
-    if isinstance(value, tuple | list | deque):
+    if isinstance(value, deque):
         return [_flat(one, arrays) for one in value]
     if isinstance(value, datetime):
         return value.isoformat()
