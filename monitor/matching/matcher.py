@@ -231,7 +231,7 @@ class Matcher:
         self._live = None if newest_s is None else self.window.at(newest_s)
         self._done = state.done
         gone = _gone(state.features, index)
-        for reference in state.features.keys() - gone:
+        for reference in (one for one in state.features if one not in gone):  # in their order: a set has none
             place = index.place(reference)
             assert place is not None
             self._in_use[reference] = _in_use(index, place)
