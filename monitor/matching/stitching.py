@@ -160,16 +160,16 @@ class Stitcher:
         for state in sorted(states, key=lambda s: (s.path.start, s.reference)):
             self._place(state)
         views = self._views()
-        closing = []
+        closing = set()  # by identity: a segment that lost its first path may have a namesake
         for segment in self._segments:
             is_open = any(state.is_open for state in segment.paths.values())
             if not segment.closed and not is_open and final_s - segment.last_live_s > self.scoring.join_s:
                 segment.closed = True
-                closing.append((segment.reference, segment.start))
+                closing.add(id(segment))
         self._segments = [s for s in self._segments if not s.closed or final_s - s.last_live_s <= REMEMBER_S]
         out = []
         for segment, view in views:
-            if (segment.reference, segment.start) in closing:
+            if id(segment) in closing:
                 out.append(replace(view, is_open=False))
             elif not segment.closed:
                 out.append(view)
