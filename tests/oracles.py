@@ -58,3 +58,51 @@ def align_whole(
         if path.members:
             paths.append(path)
     return paths
+
+
+@dataclass
+class Walk(WholePath):
+    """A path of a planned matrix. It was given up in `end_row`; a path at the border of the stream has none."""
+
+    end_row: int | None = None
+
+
+def align_planned(
+    similarity: NDArray[np.float32],
+    mask: NDArray[np.float32],
+    step: NDArray[np.uint8],
+    counts: NDArray[np.bool_],
+    planned: NDArray[np.bool_],
+    tau: float,
+    sigma: float,
+) -> list[Walk]:
+    """`align_whole` where a path also ends as soon as it leaves the plan: cells that nobody read."""
+    height, width = similarity.shape
+    free = {(i, j) for i in range(height) for j in range(width) if mask[i, j] > tau and counts[i, j] and planned[i, j]}
+    walks = []
+    while free:
+        i, j = min(free)
+        walk, misses, blind = Walk((i, j)), 0, 0
+        while walk.end_row is None and i < height:
+            if not planned[i, j]:
+                walk.end_row = i
+                break
+            free -= {(i + di, j + dj) for di in (-1, 0, 1) for dj in (-1, 0, 1)}
+            direction = int(step[i, j]) if i < height - 1 and j < width - 1 else None
+            if not counts[i, j]:
+                blind += 1
+                direction = None if direction is None else 0
+            else:
+                here = float(similarity[i, j]) * float(mask[i, j])
+                blind, misses = 0, misses + 1 if here < sigma else 0
+                if here >= sigma:
+                    walk.members.append((i, j))
+                    walk.weights.append(here)
+            if misses == 3 or blind > MAX_BLIND or j == width - 1:
+                walk.end_row = i
+            if direction is None:
+                break  # the border of the stream
+            i, j = i + STEPS[direction][0], j + STEPS[direction][1]
+        if walk.members:
+            walks.append(walk)
+    return walks

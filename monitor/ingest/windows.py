@@ -57,20 +57,14 @@ class FeatureWindow:
     def newest_s(self) -> int | None:
         return self._seconds[-1].second if self._seconds else None
 
-    def push(
-        self, second: int, row: NDArray[np.float32] | None, informative: bool, held: bool = False
-    ) -> list[LiveSecond]:
-        """The seconds this adds: the one given, after any that were skipped before it.
-
-        A held second shows the picture before it once more because no other was decoded: it is as new as that one.
-        """
+    def push(self, second: int, row: NDArray[np.float32] | None, informative: bool) -> list[LiveSecond]:
+        """The seconds this adds: the one given, after any that were skipped before it."""
         newest = self.newest_s
         if newest is not None and second <= newest:
             raise ValueError(f"second {second} does not come after {newest}")
         row = None if row is None else row.astype(np.float16).astype(np.float32)
         added = [] if newest is None else [LiveSecond(s, None, False, 0.0) for s in range(newest + 1, second)]
-        novelty = self._seconds[-1].novelty if held and newest == second - 1 else self._novelty(row, second)
-        added.append(LiveSecond(second, row, informative, novelty))
+        added.append(LiveSecond(second, row, informative, self._novelty(row, second)))
         self._seconds.extend(added)
         return added
 
