@@ -213,7 +213,7 @@ class Watch:
         assert self._book is not None
         channel = self._book.epoch.channel
         alerts: list[Alert] = []
-        added = self._matcher.window.push(sample.second, row, informative)
+        added = self._matcher.window.push(sample.second, row, informative, sample.frame.held)
         self._note_gap(sample, added[0].second)
         if not informative:
             self._metrics.low_information_seconds.labels(channel).inc()

@@ -121,7 +121,7 @@ class MatchingSettings(_Section):
 class AlertingSettings(_Section):
     """Which copies are told, and where."""
 
-    threshold: float = Field(default=0.15, ge=0, le=1, description="Score from which a copy is an alert.")
+    threshold: float = Field(default=0.12, ge=0, le=1, description="Score from which a copy is an alert.")
     update_every_s: float = Field(default=10.0, gt=0, description="Least stream time between two updates of one alert.")
     output: WholePath | None = Field(
         default=None, description="File to which every alert is appended, one JSON object a line."

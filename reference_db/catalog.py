@@ -91,6 +91,7 @@ class Catalog:
     def __init__(self, data_dir: Path, lock: int | None, *, must_exist: bool = False) -> None:
         self.data_dir = data_dir
         self._must_exist = must_exist
+        self._fault: str | None = None  # of the disk, after which nothing more is written
         self._lock = lock
         self._connection: apsw.Connection | None = None
 
@@ -335,16 +336,16 @@ class Catalog:
                 if not all(map(is_right, minus)):
                     tally.recount(db)
                 tally.write(db)
-        except (apsw.IOError, apsw.FullError):
+        except (apsw.IOError, apsw.FullError) as error:
             # Whether it was committed is not known any more, and a failed sync must not be tried again: whoever opens
             # the library next finds out.
-            self.close()
+            self._close_after(error)
             raise
         try:
             self._empty_log()
         except (apsw.IOError, apsw.FullError) as error:
             logger.warning("the catalogue's log could not be emptied: %s", error)
-            self.close()  # what was committed stands, but nothing more goes through this connection
+            self._close_after(error)  # what was committed stands, but nothing more goes through this connection
 
     def _empty_log(self) -> None:
         """Moves the change from the log to its place; where a reader stands in the way, the next change does it."""
@@ -354,9 +355,17 @@ class Catalog:
         except apsw.BusyError:
             logger.info("a reader holds the catalogue's log; it is emptied with the next change")
 
+    def _close_after(self, error: apsw.Error) -> None:
+        self._fault = str(error)
+        self.close()
+
     def _check_writable(self) -> None:
+        if self._fault:
+            raise StorageError(
+                f"The library in {self.data_dir} was closed after a fault ({self._fault}); open it again."
+            )
         if self._lock is None or self._connection is None:
-            raise StorageError(f"The library in {self.data_dir} is open for reading only, or was closed by a fault.")
+            raise StorageError(f"The library in {self.data_dir} is open for reading only.")
 
     def _remove_files(self, row: Row, keep: Reference | None) -> None:
         """Removes the files that this row named; the change stands, so what cannot go now goes at the next open."""

@@ -39,6 +39,7 @@ from monitor.pipeline import matching_of
 from monitor.settings import Settings
 from reference_db.encoder import SequenceEncoder, load_encoder
 from reference_db.errors import CatalogError, MediaError
+from reference_db.frames import Mode
 
 VIDEO_FILES = ("*.mp4", "*.mkv", "*.webm", "*.mov", "*.ts")
 MIN_VIDEO_S = 12  # a shorter video makes no pair
@@ -101,6 +102,9 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument("--sequence", type=Path, metavar="DIR", help="sequence_encoder and mask_step trained together")
     common.add_argument("--bank", type=Path, metavar="VIDEOS", help="background for score normalisation")
     common.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows, by a part of their names")
+    common.add_argument(
+        "--mode", choices=("exact", "economy", "auto"), default="exact", help="how channels are sampled"
+    )
     common.add_argument("--threshold", type=float, help="our own score threshold (default: the settings')")
     for name in ("tau", "sigma", "gamma"):
         common.add_argument(f"--{name}", type=float, help="default: the settings'")
@@ -163,7 +167,7 @@ def evaluate_pairs(args: argparse.Namespace) -> dict[str, object]:
 
 def evaluate_broadcast(args: argparse.Namespace) -> dict[str, object]:
     shelf, trials, rows = prepare(args)
-    broadcast = read_broadcast(args.folder, shelf)
+    broadcast = read_broadcast(args.folder, shelf, args.mode)
     about = (
         f"{len(broadcast.channels)} channels, {broadcast.hours:.2f} h, {len(broadcast.references)} references, "
         f"{len(broadcast.truth)} copies"
@@ -178,7 +182,7 @@ def evaluate_broadcast(args: argparse.Namespace) -> dict[str, object]:
 
 def evaluate_sensitivity(args: argparse.Namespace) -> dict[str, object]:
     shelf, trials, _ = prepare(args)
-    broadcast = read_broadcast(args.folder, shelf)
+    broadcast = read_broadcast(args.folder, shelf, args.mode)
     table: list[dict[str, object]] = []
     for letter, values in (("tau", TAUS), ("sigma", SIGMAS), ("gamma", GAMMAS)):
         for value in values:
@@ -311,12 +315,12 @@ def on_air(trials: Trials, broadcast: Broadcast) -> Run:
     return run
 
 
-def read_broadcast(folder: Path, shelf: RecordingShelf) -> Broadcast:
+def read_broadcast(folder: Path, shelf: RecordingShelf, mode: Mode = "exact") -> Broadcast:
     channels = sorted(folder.glob("ch*.ts"))
     if not channels:
         raise FileNotFoundError(f"no channels ch*.ts in {folder}")
     return Broadcast(
-        tuple(shelf.get(path) for path in channels),
+        tuple(shelf.get(path, mode) for path in channels),
         tuple(shelf.get(path) for path in videos_in(folder / "references")),
         tuple(read_truth(folder / "truth.jsonl")),
     )

@@ -149,7 +149,7 @@ class _Speed(ProgressColumn):
     """How fast: times real time for one video, bytes per second for all of them."""
 
     def render(self, task: Task) -> Text:
-        speed = task.speed or 0.0
+        speed = task.completed / task.elapsed if task.elapsed else 0.0
         return Text(f"{speed:.1f}x" if task.fields["unit"] == "s" else f"{speed / 1e6:.1f} MB/s")
 
 
@@ -181,7 +181,9 @@ class _AddProgress:
         self._bytes_before += self._size
         self._size = self._sizes[path]
         self._n_begun += 1
-        self._progress.reset(self._one, total=None, description=path.name, done="")
+        self._progress.reset(
+            self._one, total=None, description=path.name, unit="s", done=""
+        )  # forgets what is not told
         self._show_all(0.0)
 
     def step(self, done_s: int, total_s: int | None) -> None:

@@ -57,14 +57,20 @@ class FeatureWindow:
     def newest_s(self) -> int | None:
         return self._seconds[-1].second if self._seconds else None
 
-    def push(self, second: int, row: NDArray[np.float32] | None, informative: bool) -> list[LiveSecond]:
-        """The seconds this adds: the one given, after any that were skipped before it."""
+    def push(
+        self, second: int, row: NDArray[np.float32] | None, informative: bool, held: bool = False
+    ) -> list[LiveSecond]:
+        """The seconds this adds: the one given, after any that were skipped before it.
+
+        A held second shows the picture before it once more because no other was decoded: it is as new as that one.
+        """
         newest = self.newest_s
         if newest is not None and second <= newest:
             raise ValueError(f"second {second} does not come after {newest}")
         row = None if row is None else row.astype(np.float16).astype(np.float32)
         added = [] if newest is None else [LiveSecond(s, None, False, 0.0) for s in range(newest + 1, second)]
-        added.append(LiveSecond(second, row, informative, self._novelty(row, second)))
+        novelty = self._seconds[-1].novelty if held and newest == second - 1 else self._novelty(row, second)
+        added.append(LiveSecond(second, row, informative, novelty))
         self._seconds.extend(added)
         return added
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from reference_db.encoder import FEATURE_SIZE, is_informative
-from reference_db.frames import Frame, decode_file
+from reference_db.frames import Frame, Mode, decode_file
 
 BATCH = 16  # pictures encoded at once
 
@@ -38,6 +38,7 @@ class Recording:
     name: str
     rows: NDArray[np.float32]  # [seconds, 512]
     informative: NDArray[np.bool_]  # [seconds]
+    held: NDArray[np.bool_] | None = None  # [seconds]: shown again, since only key pictures were decoded
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.informative.shape != self.rows.shape[:1]:
@@ -56,7 +57,10 @@ class Recording:
 
     def with_all_informative(self) -> Recording:
         """The same, with every second that was seen taken as informative."""
-        return Recording(self.name, self.rows, self.seen)
+        return Recording(self.name, self.rows, self.seen, self.held)
+
+    def is_held(self, second: int) -> bool:
+        return self.held is not None and bool(self.held[second])
 
 
 class RecordingShelf:
@@ -68,34 +72,39 @@ class RecordingShelf:
         self._folder.mkdir(parents=True, exist_ok=True)
         self._told = told
 
-    def get(self, path: Path) -> Recording:
+    def get(self, path: Path, mode: Mode = "exact") -> Recording:
         """The recording of a file, named by its stem; raises MediaError when it must be decoded and cannot."""
         with path.open("rb") as file:
-            at = self._folder / f"{hashlib.file_digest(file, 'sha256').hexdigest()[:32]}.npz"
+            content = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+        at = self._folder / f"{content}{'' if mode == 'exact' else f'-{mode}'}.npz"
         if at.exists():
             with np.load(at, allow_pickle=False) as stored:
-                return Recording(path.stem, stored["rows"], stored["informative"])
+                return Recording(path.stem, stored["rows"], stored["informative"], stored.get("held"))
         self._told(f"encoding {path.name}")
-        recording = record(path, self.encoder)
+        recording = record(path, self.encoder, mode)
+        held = {} if recording.held is None else {"held": recording.held}
         aside = at.with_suffix(".part")
         with aside.open("wb") as file:
-            np.savez(file, rows=recording.rows, informative=recording.informative)
+            np.savez(file, allow_pickle=False, rows=recording.rows, informative=recording.informative, **held)
         aside.replace(at)
         return recording
 
 
-def record(path: Path, encoder: PictureEncoder) -> Recording:
-    """The recording of a file, every second decoded."""
+def record(path: Path, encoder: PictureEncoder, mode: Mode = "exact") -> Recording:
+    """The recording of a file, sampled as the mode says."""
     rows: dict[int, NDArray[np.float32]] = {}
     informative: dict[int, bool] = {}
+    held: set[int] = set()
     batch: list[Frame] = []
 
     def encode() -> None:
         for frame, row in zip(batch, encoder.encode([frame.picture for frame in batch]), strict=True):
             rows[frame.second], informative[frame.second] = row, is_informative(frame.picture)
+            if frame.held:
+                held.add(frame.second)
         batch.clear()
 
-    for frame in decode_file(path):
+    for frame in decode_file(path, mode=mode):
         batch.append(frame)
         if len(batch) == BATCH:
             encode()
@@ -107,6 +116,7 @@ def record(path: Path, encoder: PictureEncoder) -> Recording:
         path.stem,
         np.array([rows.get(second, nothing) for second in range(n_seconds)], np.float32).reshape(-1, FEATURE_SIZE),
         np.array([informative.get(second, False) for second in range(n_seconds)], bool),
+        None if mode == "exact" else np.array([second in held for second in range(n_seconds)], bool),
     )
 
 
@@ -114,4 +124,4 @@ def sequenced(recording: Recording, sequence_encoder: nn.Module) -> Recording:
     """The recording seen through a sequence encoder; unseen seconds stay zeros."""
     with torch.inference_mode():
         rows = sequence_encoder(torch.from_numpy(recording.rows.copy())[None])[0].numpy()
-    return Recording(recording.name, rows * recording.seen[:, None], recording.informative)
+    return Recording(recording.name, rows * recording.seen[:, None], recording.informative, recording.held)

@@ -151,7 +151,7 @@ class Trials:
         airing = _Airing(channel.name, index, self._matching(row), self.threshold)
         read = self._tile_reader(row, knob, likeness)
         for second in np.flatnonzero(channel.seen).tolist():
-            airing.push(second, channel.rows[second], bool(channel.informative[second]), read, row, likeness)
+            airing.push(channel, second, read, row, likeness)
         return airing.finish(row, likeness)
 
     def _seen_by(self, row: Row, recording: Recording) -> Recording:
@@ -229,14 +229,14 @@ class _Airing:
 
     def push(
         self,
+        channel: Recording,
         second: int,
-        features: NDArray[np.float32],
-        informative: bool,
         read: Callable[[list[SimilarityTile]], list[TileMaps]],
         row: Row,
         likeness: NDArray[np.float32] | None,
     ) -> None:
-        for live in self._matcher.window.push(second, features, informative):
+        features, informative = channel.rows[second], bool(channel.informative[second])
+        for live in self._matcher.window.push(second, features, informative, channel.is_held(second)):
             searched = live.row is not None and live.counts
             hits = self._index.search(features[None], self._matcher.matching.hits) if searched else None
             views = self._matcher.apply(read(self._matcher.plan(live, hits, self._index)))

@@ -99,6 +99,7 @@ class Air:
         self._loop.run_forever()
         for task in airing:
             task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*airing, return_exceptions=True))
         server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -49,3 +49,13 @@ def test_black_is_seen_but_does_not_count() -> None:
     (black,) = FeatureWindow().push(0, unit(1, 0), False)
     assert black.row is not None
     assert not black.counts
+
+
+def test_a_held_second_is_as_new_as_the_picture_it_shows_again() -> None:
+    window = FeatureWindow()
+    window.push(0, unit(1, 0), True)
+    (new,) = window.push(1, unit(0, 1), True)
+    (held,) = window.push(2, unit(0, 1), True, held=True)
+    (frozen,) = window.push(3, unit(0, 1), True)
+    assert new.novelty == held.novelty == 1
+    assert frozen.novelty == 0

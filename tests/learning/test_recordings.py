@@ -49,6 +49,21 @@ def test_a_file_is_encoded_once_and_named_by_its_stem(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again.informative, first.informative)
 
 
+def test_economy_shows_key_pictures_again_and_is_kept_apart(tmp_path: Path) -> None:
+    path = media.write_film(tmp_path / "film.mp4", 3, 6)
+    shelf = RecordingShelf(GridEncoder(), tmp_path / "cache")
+    exact, economy = shelf.get(path), shelf.get(path, "economy")
+    assert exact.held is None
+    assert economy.held is not None
+    assert economy.held.any()
+    for second in np.flatnonzero(economy.held).tolist():
+        np.testing.assert_array_equal(economy.rows[second], economy.rows[second - 1])
+    again = shelf.get(path, "economy")
+    assert again.held is not None
+    np.testing.assert_array_equal(again.held, economy.held)
+    assert shelf.get(path).held is None
+
+
 def test_another_encoder_or_another_content_is_encoded_anew(tmp_path: Path) -> None:
     path = media.write_film(tmp_path / "film.mp4", 3, 4)
     RecordingShelf(GridEncoder("grid/1"), tmp_path / "cache").get(path)
