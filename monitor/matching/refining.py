@@ -22,6 +22,8 @@ FIT_S = 20  # seconds of either end that a line is fitted to
 REACH_S = 20  # how far a segment may grow beyond its path on either end
 ASIDE_S = 80  # how far from the path a line is looked for, in reference seconds: films repeat themselves
 ROUNDS = 2  # the second fits to the seconds that the first found
+BESIDE_S = 12  # within which any line is the path's own; farther away is another place of the reference
+REPEATS = 0.35  # likeness of reference seconds from which they may stand for each other
 MIN_FIT_S = 4  # a shorter segment is left as its path has it
 MIN_SEEN = 0.6  # of those seconds that must have been seen
 SPEEDS = (1.0, 0.5, 0.57, 0.67, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.18, 1.25, 1.33, 1.5, 1.75, 2.0)
@@ -85,7 +87,28 @@ class _Sides:
         if len(seen) < max(MIN_FIT_S, MIN_SEEN * len(seconds)):
             return None
         path = view.columns(seen)
-        first, last = max(0, int(path.min()) - ASIDE_S), min(len(self.rows), int(path.max()) + 1 + ASIDE_S)
+        line, beats_path = self._best(seen, seconds, path, ASIDE_S)
+        if not self._is_same_place(line, seen, path):
+            line, beats_path = self._best(seen, seconds, path, BESIDE_S)
+        return line if beats_path else None
+
+    def _is_same_place(self, line: _Line, seen: NDArray[np.int64], path: NDArray[np.int64]) -> bool:
+        """Whether the line stays beside the path, or shows what the path shows: a film that airs twice at once, from
+        two of its places, has two lines, and each is right."""
+        columns = np.floor(line.at(0.0) + line.speed * seen + 0.5).astype(np.int64)
+        if float(np.abs(columns - path).mean()) <= BESIDE_S:
+            return True
+        inside = (columns >= 0) & (columns < len(self.rows)) & (path >= 0) & (path < len(self.rows))
+        if not inside.any():
+            return False
+        alike = np.einsum("ij,ij->i", self.rows[path[inside]], self.rows[columns[inside]])
+        return float(alike.mean()) >= REPEATS
+
+    def _best(
+        self, seen: NDArray[np.int64], seconds: range, path: NDArray[np.int64], aside_s: int
+    ) -> tuple[_Line, bool]:
+        """The line along which these seconds match best, near the path, and whether the path is no better."""
+        first, last = max(0, int(path.min()) - aside_s), min(len(self.rows), int(path.max()) + 1 + aside_s)
         cells = np.stack([self.lives[second] for second in seen.tolist()]) @ self.rows[first:last].T
         cells = np.where(self.informative[first:last], cells, np.float32(0))
         offsets = np.arange(2 * (first - len(seconds)), 2 * last) / 2
@@ -96,7 +119,7 @@ class _Sides:
             top, handicap = int(means.argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
             lines.append(_Line(seconds.start, float(offsets[top]), speed, float(means[top]) - handicap))
         best = max(lines, key=lambda line: line.similarity)
-        return best if _along(cells, path - first).mean() <= best.similarity + PATH_WINS else None
+        return best, bool(_along(cells, path - first).mean() <= best.similarity + PATH_WINS)
 
     def edge(self, line: _Line, from_s: int, direction: int) -> int:
         """The last second that belongs to the copy, going along the line from within it, past `from_s`."""
