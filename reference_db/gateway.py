@@ -26,7 +26,8 @@ from reference_db.addresses import AddressRefused, Reach, place_of, shown
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 15.0  # a little more than the decoder's own patience, which knows a stall from a hang-up
 CHUNK_BYTES = 1 << 16
-LITTLE_S = 0.1  # after less than a chunk we wait so long for more: live air then wakes us 10 times a second, not 30
+AT_ONCE_S = 0.001  # a reply that takes longer has nothing more to read yet
+LITTLE_S = 0.1  # then we wait so long for more: live air wakes us 10 times a second, not 30
 MAX_PLAYLIST_BYTES = 8 << 20
 MAX_ADDRESSES = 1 << 16  # of segments; the oldest are forgotten, a live playlist never comes back to them
 MAX_REDIRECTS = 8
@@ -196,13 +197,14 @@ class _Door(BaseHTTPRequestHandler):
         part = head
         while part:
             send(part)
-            if len(part) < CHUNK_BYTES:
-                time.sleep(LITTLE_S)
+            asked_at = time.monotonic()
             try:
-                part = reply.read1(CHUNK_BYTES)
+                part = reply.read1(CHUNK_BYTES)  # of a chunked reply, at most one chunk, however small
             except (http.client.HTTPException, OSError) as error:  # FFmpeg takes a missing last chunk for the end
                 self.gateway.cut_off = self.gateway.troubled(error, reply.url)
                 return
+            if time.monotonic() - asked_at > AT_ONCE_S:
+                time.sleep(LITTLE_S)
         if send == self._send_chunk:
             self._send_chunk(b"")
 

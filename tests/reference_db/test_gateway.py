@@ -271,6 +271,24 @@ def test_a_certificate_that_is_not_trusted_is_refused_and_a_trusted_one_is_not(
             assert [frame.second for frame in child.frames()] == [0, 1, 2, 3, 4]
 
 
+def test_small_chunks_that_wait_are_passed_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [b"piece %03d " % n for n in range(300)]
+    waits: list[float] = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.protocol_version = "HTTP/1.1"
+        request.send_response(200)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        request.wfile.write(b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\n\r\n")
+
+    with serving(answering(answer)) as web:
+        gateway, _ = gateway_for(f"http://127.0.0.1:{web.server_address[1]}/x")
+        monkeypatch.setattr("reference_db.gateway.time.sleep", waits.append)
+        assert read(gateway.address) == b"".join(pieces)
+    assert len(waits) < 30  # one for each piece would be 300
+
+
 @pytest.mark.parametrize("length", [True, False])
 def test_a_stream_that_ends_has_ended_whether_or_not_its_length_was_told(film: Path, length: bool) -> None:
     content = film.read_bytes()
