@@ -29,8 +29,6 @@ MIN_SEEN = 0.6  # of those seconds that must have been seen
 SPEEDS = (1.0, 0.5, 0.57, 0.67, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.18, 1.25, 1.33, 1.5, 1.75, 2.0)
 ONLY_NORMAL_S = 8  # below so many seconds other speeds cannot be told from chance
 OTHER_SPEED = 0.01  # of similarity, that another speed than normal must win by
-NEAR_S = 12  # reference seconds: a line farther from the path must show the same there, else it is another copy
-LOOK_ALIKE = 0.35  # mean similarity of the reference along two lines from which they show the same
 HALF = 0.002  # of similarity, half of which an offset between two seconds must win by
 PATH_WINS = 0.12  # of similarity, by which a path must beat the line to be believed: a cut or a freeze is no line
 BORDER = 0.5  # of the similarity within a copy: what is below lies outside it
@@ -114,13 +112,10 @@ class _Sides:
         cells = np.stack([self.lives[second] for second in seen.tolist()]) @ self.rows[first:last].T
         cells = np.where(self.informative[first:last], cells, np.float32(0))
         offsets = np.arange(2 * (first - len(seconds)), 2 * last) / 2
-        shown = self.rows[np.clip(path, 0, len(self.rows) - 1)] @ self.rows[first:last].T
-        is_far = np.abs(offsets - path[0]) > NEAR_S
         lines = []
         for speed in SPEEDS if len(seen) >= ONLY_NORMAL_S else SPEEDS[:1]:
             columns = np.floor(offsets[:, None] + speed * (seen - seconds.start) + 0.5).astype(np.int64) - first
             means = _along(cells, columns).mean(axis=1) - HALF * (offsets % 1)  # a tie goes to the whole second
-            means[is_far & (_along(shown, columns).mean(axis=1) < LOOK_ALIKE)] = 0.0
             top, handicap = int(means.argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
             lines.append(_Line(seconds.start, float(offsets[top]), speed, float(means[top]) - handicap))
         best = max(lines, key=lambda line: line.similarity)
