@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 import yaml
@@ -36,9 +36,6 @@ from monitor.commands.terminal import (
 )
 from monitor.errors import ConfigError, MonitorError, SourceError, Unreachable
 from reference_db.errors import CatalogError
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     name="copywatch",

@@ -461,7 +461,7 @@ def _one_random_kill(data_dir: Path, expected: dict[str, int], chance: random.Ra
             os._exit(0)
     theirs.close()
     begun = ours.recv(1)  # the library is open
-    time.sleep(delay_s)
+    time.sleep(delay_s)  # the kill falls at a random moment of the writing: that is the trial
     os.kill(child, signal.SIGKILL)
     words = (begun + b"".join(iter(lambda: ours.recv(65536), b""))).decode().splitlines()
     os.waitpid(child, 0)
@@ -558,7 +558,7 @@ def _read_for_ever(data_dir: Path, told: socket.socket) -> None:
                         continue  # removed meanwhile
         except CatalogError as error:
             told.send(f"a reader was told: {error}\n".encode())
-        time.sleep(0.002)
+        time.sleep(0.002)  # leaves the processor to the writer that is to be killed
 
 
 def two_writers() -> str:

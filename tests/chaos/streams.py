@@ -157,7 +157,7 @@ def cut_short(studio: Studio) -> Figures:
 
 def no_headers(studio: Studio) -> Figures:
     """The server takes the connection and never says a word."""
-    with WebServer(lambda request: time.sleep(3600)) as web:
+    with WebServer(lambda request: time.sleep(3600)) as web:  # the fault itself: a server that hangs
         hasty = replace(HASTY, opening_s=3)
         with watching(f"http://127.0.0.1:{web.port}/x.ts", "silent", patience=hasty) as watched:
             began = time.monotonic()
@@ -302,7 +302,7 @@ def many_wraps(studio: Studio, laps: float = 4.2) -> Figures:
         request.end_headers()
         for n in range(n_steps):
             request.wfile.write(_numbered_packets(retimed(second, n * step * 90_000), n))
-        time.sleep(3600)
+        time.sleep(3600)  # keeps the connection open, so that it is no hang-up; nobody waits for it
 
     from prometheus_client import CollectorRegistry
 
@@ -417,7 +417,7 @@ def recording_as_live(studio: Studio) -> Figures:
     with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/vod.ts", "vod") as watched:
         watched.wait(lambda: len(watched.samples) >= 60, "burst")
         began, n = time.monotonic(), len(watched.samples)
-        time.sleep(4)
+        time.sleep(4)  # what must not come in this time cannot be waited for
         came = len(watched.samples) - n
         assert came <= 1.02 * (time.monotonic() - began) + 4, came
         return {"after_burst_s": came}
