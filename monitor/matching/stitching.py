@@ -214,15 +214,14 @@ class Stitcher:
         ]
 
     def _place(self, state: PathState) -> None:
-        for segment in self._segments:
-            if segment.reference == state.reference and state.path.start in segment.paths:
-                segment.put(state)
-                return
-        for segment in self._segments:
-            same = segment.reference == state.reference and not segment.closed
-            if same and segment.takes(state.path, self.scoring.join_s):
-                segment.put(state)
-                return
+        # A closed segment has had its last word: a path put into it would never be told.
+        mine = [segment for segment in self._segments if segment.reference == state.reference and not segment.closed]
+        known = [segment for segment in mine if state.path.start in segment.paths]
+        taking = (segment for segment in mine if segment.takes(state.path, self.scoring.join_s))
+        home = known[0] if known else next(taking, None)
+        if home is not None:
+            home.put(state)
+            return
         self._segments.append(_Segment(state.reference, state.path.start, {state.path.start: state}))
 
     def _views(self) -> list[tuple[_Segment, SegmentView]]:
