@@ -133,6 +133,11 @@ class Metrics:
             "Time that the computing thread worked; at one second a second it is overloaded.",
             registry=registry,
         )
+        self.event_loop_lag = Gauge(
+            "copywatch_event_loop_lag_seconds",
+            "How late the event loop woke, at most, in the last 15 s; beyond a second something holds it up.",
+            registry=registry,
+        )
         self.references = Gauge("copywatch_references", "References that are searched.", registry=registry)
         self.damaged_references = Gauge(
             "copywatch_damaged_references",
@@ -144,6 +149,11 @@ class Metrics:
         )
         self.index_generation = Gauge(
             "copywatch_index_generation", "Generation of the index in use; grows with each change.", registry=registry
+        )
+        self.index_stale = Gauge(
+            "copywatch_index_stale_seconds",
+            "Time since the index in use was last seen to have all of the catalogue; some 1 s while all is well.",
+            registry=registry,
         )
         self.outbox_up = Gauge(
             "copywatch_outbox_up", "1 while alerts and state can be kept on disk, else 0.", registry=registry

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar, cast
@@ -38,13 +39,17 @@ def tell_index(index: ReferenceIndex, metrics: Metrics) -> None:
 
 async def follow(keeper: IndexKeeper, library: Library, metrics: Metrics, problems: dict[str, str]) -> None:
     """Swaps in a new index soon after the catalogue changed; matching goes on with the old one meanwhile."""
+    whole_at = time.monotonic()
+    metrics.index_stale.set_function(lambda: time.monotonic() - whole_at)  # it grows while nobody answers, too
     async with asyncio.TaskGroup() as tasks:
         merging: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(REFRESH_S)
+            asked_at = time.monotonic()
             try:
                 index = await asyncio.to_thread(keeper.refresh)
                 _swap(library, index, metrics)
+                whole_at = asked_at if keeper.is_whole else whole_at
                 problems.pop("index", None)
             except Exception as error:
                 if problems.get("index") != str(error):

@@ -23,6 +23,7 @@ from monitor.alerting.post import Post
 from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
 from monitor.compute import Compute, load_models
 from monitor.errors import ConfigError
+from monitor.heartbeat import beat
 from monitor.ingest.live import LiveSource
 from monitor.ingest.sources import FileSource, Source
 from monitor.logs import channel_logs
@@ -99,6 +100,7 @@ async def serve(
         async with asyncio.TaskGroup() as tasks:
             posting = tasks.create_task(post.run())
             tasks.create_task(server.serve([listener]))
+            beating = tasks.create_task(beat(metrics))
             refreshing = tasks.create_task(follow(keeper, library, metrics, problems))
             roster = Roster(tasks, watch, metrics)
             await roster.update(settings.channels)
@@ -117,6 +119,7 @@ async def serve(
             reloading.cancel()
             await roster.update([])
             refreshing.cancel()
+            beating.cancel()
             if not await post.flush(FLUSH_S):
                 logger.warning("some sink has not taken all alerts; it is given them at the next start")
             posting.cancel()

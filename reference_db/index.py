@@ -200,6 +200,11 @@ class IndexKeeper:
             return self._publish(contents)
 
     @property
+    def is_whole(self) -> bool:
+        """Whether the newest generation has all that the catalogue had when it was last read."""
+        return self._is_whole
+
+    @property
     def wants_compaction(self) -> bool:
         """Whether merging parts is worth its cost now."""
         with self._lock:

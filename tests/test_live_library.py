@@ -103,9 +103,17 @@ async def _live(folder: Path, exact_rows: int) -> None:
             catalog.add(replace(foreign, encoder_id="enc-2"), ReferenceFeatures(rows, np.ones(10, np.bool_)))
         await until(lambda: "index" in problems)
         assert "foreign" in problems["index"]
+        stale_s = _stale_s(metrics)
+        await until(lambda: _stale_s(metrics) > max(1.0, stale_s))  # it cannot be taken up, and the gauge says so
         with Catalog.open(folder, write=True) as catalog:
             catalog.remove(ReferenceId("foreign"))
-        await until(lambda: "index" not in problems)
+        await until(lambda: "index" not in problems and _stale_s(metrics) < 1.0)
     following.cancel()
     with suppress(asyncio.CancelledError):
         await following
+
+
+def _stale_s(metrics: Metrics) -> float:
+    value = metrics.registry.get_sample_value("copywatch_index_stale_seconds")
+    assert value is not None
+    return value
