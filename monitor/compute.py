@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 
 from monitor.errors import ConfigError
+from monitor.health import Worker
 from monitor.matching.mask_step import MaskStepNet, TileReader, load_mask_step
 from monitor.matching.tiles import SimilarityTile, TileMaps
 from monitor.metrics import Metrics
@@ -149,6 +150,7 @@ class Compute:
         self.models = models
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
+        self.worker = Worker()
         self._waiting: deque[_Second] = deque()  # bounded by the number of lanes: each waits for its second
 
     def lane(self) -> Lane:
@@ -158,7 +160,7 @@ class Compute:
     def hand_in(self, second: _Second) -> None:
         """Has the second worked in one of the next turns; called in the loop."""
         self._waiting.append(second)
-        self._pool.submit(self._turn, asyncio.get_running_loop())
+        self.worker.given(self._pool.submit(self._turn, asyncio.get_running_loop()))
 
     async def run(self, stage: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `work`, done in the worker thread and timed as `stage`."""
@@ -170,7 +172,9 @@ class Compute:
             finally:
                 self._metrics.stage_duration.labels(stage).observe(time.perf_counter() - began)
 
-        return await asyncio.get_running_loop().run_in_executor(self._pool, timed)
+        done = self._pool.submit(timed)
+        self.worker.given(done)
+        return await asyncio.wrap_future(done)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
         """One turn; there are as many as seconds were handed in, and the last of them find nothing left to do."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar, cast
 
+from monitor.health import Worker
 from monitor.metrics import Metrics
 from monitor.pipeline import Library
 from reference_db.errors import CatalogError
@@ -37,7 +38,9 @@ def tell_index(index: ReferenceIndex, metrics: Metrics) -> None:
     metrics.index_generation.set(index.generation)
 
 
-async def follow(keeper: IndexKeeper, library: Library, metrics: Metrics, problems: dict[str, str]) -> None:
+async def follow(
+    keeper: IndexKeeper, library: Library, metrics: Metrics, problems: dict[str, str], worker: Worker
+) -> None:
     """Swaps in a new index soon after the catalogue changed; matching goes on with the old one meanwhile."""
     whole_at = time.monotonic()
     metrics.index_stale.set_function(lambda: time.monotonic() - whole_at)  # it grows while nobody answers, too
@@ -47,7 +50,9 @@ async def follow(keeper: IndexKeeper, library: Library, metrics: Metrics, proble
             await asyncio.sleep(REFRESH_S)
             asked_at = time.monotonic()
             try:
-                index = await asyncio.to_thread(keeper.refresh)
+                asking = asyncio.ensure_future(asyncio.to_thread(keeper.refresh))
+                worker.given(asking)
+                index = await asking
                 _swap(library, index, metrics)
                 whole_at = asked_at if keeper.is_whole else whole_at
                 problems.pop("index", None)

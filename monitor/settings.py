@@ -144,6 +144,12 @@ class WebSettings(_Section):
         default="127.0.0.1", description="Loopback address to listen on."
     )
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    probes_host: str = Field(
+        default="127.0.0.1", description="Address for `web.probes_port`; 0.0.0.0 lets probes and Prometheus in."
+    )
+    probes_port: int | None = Field(
+        default=None, ge=0, le=65535, description="One more port with /livez, /readyz and /metrics alone; 0 a free one."
+    )
 
 
 class LoggingSettings(_Section):

@@ -23,16 +23,19 @@ from monitor.alerting.post import Post
 from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
 from monitor.compute import Compute, load_models
 from monitor.errors import ConfigError
+from monitor.health import Health, Worker
 from monitor.heartbeat import beat
 from monitor.ingest.live import LiveSource
 from monitor.ingest.sources import FileSource, Source
 from monitor.logs import channel_logs
 from monitor.metrics import Metrics
+from monitor.notify import feed_watchdog, notify
 from monitor.pipeline import Library, Watch, run_stream
 from monitor.recovery import Kept
 from monitor.refreshing import follow, tell_index
 from monitor.settings import ChannelSettings, Settings, load_settings
 from monitor.web.api import create_app
+from monitor.web.probes import create_probes
 from reference_db.index import IndexKeeper
 
 logger = logging.getLogger(__name__)
@@ -69,7 +72,10 @@ async def serve(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, _stop_or_leave, stop, number)
-    listener = _listen(settings)
+    web = settings.web
+    listeners = [_listen(web.host, web.port, "web.port")]
+    if web.probes_port is not None:
+        listeners.append(_listen(web.probes_host, web.probes_port, "web.probes_port"))
     metrics = Metrics(CollectorRegistry())
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
@@ -82,11 +88,14 @@ async def serve(
     if on_alert is not None:
         sinks["callback"] = CallbackSink(on_alert)
     compute = Compute(models, metrics)
-    problems: dict[str, str] = {}
     outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
+    problems: dict[str, str] = {}
     post = Post(outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(_note, problems, "outbox"))
+    workers = {"compute": compute.worker, "outbox writer": post.worker, "refresher": Worker()}
+    health = Health(problems, ("index", "outbox"), workers, vital=("compute",))
     kept = await asyncio.to_thread(Kept.load, outbox)
-    server = _Server(uvicorn.Config(create_app(metrics.registry, lambda: problems), log_config=None, lifespan="off"))
+    apps = create_app(metrics.registry, health), create_probes(metrics.registry, health)
+    servers = [_Server(uvicorn.Config(app, log_config=None, lifespan="off")) for app in apps[: len(listeners)]]
 
     def is_paused() -> bool:
         return stop.is_set() and not ends_on_stop
@@ -99,23 +108,29 @@ async def serve(
     try:
         async with asyncio.TaskGroup() as tasks:
             posting = tasks.create_task(post.run())
-            tasks.create_task(server.serve([listener]))
+            for server, listener in zip(servers, listeners, strict=True):
+                tasks.create_task(server.serve([listener]))
             beating = tasks.create_task(beat(metrics))
-            refreshing = tasks.create_task(follow(keeper, library, metrics, problems))
+            refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
+            feeding = tasks.create_task(feed_watchdog(lambda: health.hangs))
             roster = Roster(tasks, watch, metrics)
             await roster.update(settings.channels)
             reloading = tasks.create_task(_reload(config, settings.data_dir, roster))
             for letter in kept.left_over([channel.name for channel in settings.channels]):
                 await post.put(letter)
-            host, port = listener.getsockname()[:2]
-            address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            address, *_ = addresses = [_address(listener) for listener in listeners]
             n_references = len(library.index.references)
             logger.info(
-                "watching %d channels for %d references; health at %s", len(settings.channels), n_references, address
+                "watching %d channels for %d references; health at %s",
+                len(settings.channels),
+                n_references,
+                " and ".join(addresses),
             )
+            notify("READY=1", f"STATUS=watching {len(settings.channels)} channels for {n_references} references")
             if on_ready is not None:
                 on_ready(address)
             await stop.wait()
+            notify("STOPPING=1")
             reloading.cancel()
             await roster.update([])
             refreshing.cancel()
@@ -123,7 +138,9 @@ async def serve(
             if not await post.flush(FLUSH_S):
                 logger.warning("some sink has not taken all alerts; it is given them at the next start")
             posting.cancel()
-            server.should_exit = True
+            feeding.cancel()
+            for server in servers:
+                server.should_exit = True
     finally:
         compute.close()
         post.close()
@@ -202,18 +219,22 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _listen(settings: Settings) -> socket.socket:
-    web = settings.web
-    family = socket.AF_INET6 if ":" in web.host else socket.AF_INET
+def _listen(host: str, port: int, setting: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((web.host, web.port))
+        listener.bind((host, port))
         listener.listen()  # at once: who is told the address may connect before the server runs
     except OSError as error:
         listener.close()
-        raise ConfigError(f"cannot listen on {web.host}:{web.port} ({error.strerror}); set web.port.") from error
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); set {setting}.") from error
     return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _stop_or_leave(stop: asyncio.Event, number: int) -> None:

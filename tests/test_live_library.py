@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from monitor import refreshing
 from monitor.alerting.alerts import ENDED, STARTED
+from monitor.health import Worker
 from monitor.metrics import Metrics
 from monitor.pipeline import Library, Watch
 from monitor.settings import Settings
@@ -78,7 +79,7 @@ async def _live(folder: Path, exact_rows: int) -> None:
     keeper, metrics = IndexKeeper(folder, "enc-1", exact_rows=exact_rows), Metrics(CollectorRegistry())
     problems: dict[str, str] = {}
     lent = Library(keeper.refresh())
-    following = asyncio.create_task(refreshing.follow(keeper, lent, metrics, problems))
+    following = asyncio.create_task(refreshing.follow(keeper, lent, metrics, problems, Worker()))
 
     async def until(is_so: Callable[[], bool]) -> None:
         while not is_so():

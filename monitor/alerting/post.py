@@ -24,6 +24,7 @@ from monitor.alerting.alerts import Alert
 from monitor.alerting.outbox import Letter, Outbox
 from monitor.alerting.sinks import Sink
 from monitor.errors import OutboxFailed
+from monitor.health import Worker
 from monitor.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,7 @@ class Post:
         self._unsaved: deque[_Unsaved] = deque()
         self._late_snapshots: dict[str, Letter] = {}
         self._failed_at: float | None = None
+        self.worker = Worker()  # the thread that writes
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
         self._threads = {sink: ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sink-{sink}") for sink in sinks}
 
@@ -118,7 +120,9 @@ class Post:
             return False
 
     async def _on_disk(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._disk, lambda: work(*args, **kwargs))
+        done = self._disk.submit(work, *args, **kwargs)
+        self.worker.given(done)
+        return await asyncio.wrap_future(done)
 
     # --- to disk -----------------------------------------------------------------------------------------------------
 

@@ -5,21 +5,22 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
+from monitor.health import Health
 from monitor.metrics import Metrics
-from monitor.web.api import create_app
+from monitor.web.probes import create_probes
 
 
 @dataclass
 class Running:
     address: str
     metrics: Metrics
-    problems: dict[str, str] = field(default_factory=dict)
+    problems: dict[str, str]
 
     def get(self, path: str, accept: str = "*/*") -> tuple[int, str, str]:
         request = urllib.request.Request(self.address + path, headers={"Accept": accept})
@@ -46,7 +47,7 @@ class Announced(uvicorn.Server):
 @pytest.fixture
 def running() -> Iterator[Running]:
     metrics, problems = Metrics(CollectorRegistry()), dict[str, str]()
-    app = create_app(metrics.registry, lambda: problems)
+    app = create_probes(metrics.registry, Health(problems, ["index", "outbox"], {}, vital=[]))
     server = Announced(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -72,6 +73,13 @@ def test_ready_only_when_nothing_is_wrong(running: Running) -> None:
     running.problems.clear()
     status, _, body = running.get("/readyz")
     assert (status, json.loads(body)) == (200, {"status": "ready"})
+
+
+def test_every_check_is_listed_to_who_asks(running: Running) -> None:
+    assert json.loads(running.get("/readyz?verbose")[2])["checks"] == {"index": "ok", "outbox": "ok"}
+    running.problems["index"] = "not loaded yet"
+    status, _, body = running.get("/readyz?verbose")
+    assert (status, json.loads(body)["checks"]) == (503, {"index": "not loaded yet", "outbox": "ok"})
 
 
 def test_metrics_in_the_form_that_is_asked_for(running: Running) -> None:
