@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from monitor import __version__
-from monitor.commands import alerts, channels, refs
+from monitor.commands import alerts, channels, desk, refs
 from monitor.commands.terminal import (
     CONFIG,
     FAILED,
@@ -48,6 +48,7 @@ config = typer.Typer(no_args_is_help=True, help="The configuration.")
 app.add_typer(refs.app, name="refs")
 app.add_typer(channels.app, name="channels")
 app.add_typer(alerts.app, name="alerts")
+app.add_typer(desk.app, name="licences")
 app.add_typer(config, name="config")
 
 

@@ -7,6 +7,10 @@ MonitorError
 │   └── SourceClosed
 ├── OutboxFailed       the disk does not keep alerts and state: monitoring goes on, and says so
 ├── SnapshotRefused    a channel's kept state cannot be gone on from: it begins anew, with a gap
+├── DeskError          the desk: licences, exclusions, reviews
+│   ├── DeskRefused    what was asked for cannot be
+│   ├── NotOnDesk      there is no such thing
+│   └── DeskFailed     the disk does not keep it, or cannot be read
 └── Unreachable        an address that does not answer: exit 4
 """
 
@@ -47,3 +51,19 @@ class SnapshotRefused(MonitorError):
 
 class OutboxFailed(MonitorError):
     """Alerts and state cannot be kept on disk, or read from it."""
+
+
+class DeskError(MonitorError):
+    """A licence, an exclusion or a review could not be kept or found."""
+
+
+class DeskRefused(DeskError):
+    """What was asked for cannot be."""
+
+
+class NotOnDesk(DeskError):
+    """There is no such licence, exclusion or alert."""
+
+
+class DeskFailed(DeskError):
+    """The desk cannot be written or read."""
