@@ -34,8 +34,9 @@ from monitor.pipeline import Library, Watch, run_stream
 from monitor.recovery import Kept
 from monitor.refreshing import follow, tell_index
 from monitor.settings import ChannelSettings, Settings, load_settings
-from monitor.web.api import create_app
+from monitor.web.api import Web
 from monitor.web.probes import create_probes
+from monitor.web.station import Station
 from reference_db.index import IndexKeeper
 
 logger = logging.getLogger(__name__)
@@ -94,7 +95,19 @@ async def serve(
     workers = {"compute": compute.worker, "outbox writer": post.worker, "refresher": Worker()}
     health = Health(problems, ("index", "outbox"), workers, vital=("compute",))
     kept = await asyncio.to_thread(Kept.load, outbox)
-    apps = create_app(metrics.registry, health), create_probes(metrics.registry, health)
+    station = Station(
+        settings=settings,
+        config=config,
+        metrics=metrics,
+        health=health,
+        library=library,
+        model=models.name,
+        encoder_id=models.encoder.encoder_id,
+        channels=lambda: roster.watched,
+        put=post.put,
+    )
+    face = Web(station)
+    apps = face.app, create_probes(metrics.registry, health)
     servers = [_Server(uvicorn.Config(app, log_config=None, lifespan="off")) for app in apps[: len(listeners)]]
 
     def is_paused() -> bool:
@@ -107,13 +120,14 @@ async def serve(
 
     try:
         async with asyncio.TaskGroup() as tasks:
+            roster = Roster(tasks, watch, metrics)
             posting = tasks.create_task(post.run())
             for server, listener in zip(servers, listeners, strict=True):
                 tasks.create_task(server.serve([listener]))
             beating = tasks.create_task(beat(metrics))
             refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
             feeding = tasks.create_task(feed_watchdog(lambda: health.hangs))
-            roster = Roster(tasks, watch, metrics)
+            facing = tasks.create_task(face.run())
             await roster.update(settings.channels)
             reloading = tasks.create_task(_reload(config, settings.data_dir, roster))
             for letter in kept.left_over([channel.name for channel in settings.channels]):
@@ -138,6 +152,7 @@ async def serve(
             if not await post.flush(FLUSH_S):
                 logger.warning("some sink has not taken all alerts; it is given them at the next start")
             posting.cancel()
+            facing.cancel()
             feeding.cancel()
             for server in servers:
                 server.should_exit = True
@@ -177,6 +192,11 @@ class Roster:
     @property
     def channels(self) -> list[ChannelSettings]:
         return [channel for channel, _, _ in self._watched.values()]
+
+    @property
+    def watched(self) -> list[tuple[ChannelSettings, bool]]:
+        """The channels, and whether each has come to its end, as a file does."""
+        return [(channel, task.done()) for channel, _, task in list(self._watched.values())]
 
 
 async def _reload(config: Path | None, data_dir: Path, roster: Roster) -> None:

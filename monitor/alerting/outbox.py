@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import apsw
 
@@ -299,19 +299,44 @@ class History:
         channel: str | None = None,
         reference: str | None = None,
         type: str | None = None,
+        owner: str | None = None,
+        status: Literal["open", "ended", "retracted"] | None = None,
+        licensed: bool | None = None,
+        min_score: float | None = None,
+        since: str | None = None,
+        until: str | None = None,
     ) -> list[tuple[int, Event]]:
         """Each alert's latest event and the number of its first, the newest alert first.
 
         The first's number is the cursor: it orders the list, never changes, and `before` it comes the next page.
+        `since` and `until` (RFC 3339) bound when the copy began, or was first told where the channel has no clock.
         """
+        more = (owner, status, licensed, min_score, since, until, ENDED, RETRACTED)
         rows = self._rows(
-            "SELECT first_n, n, told_at, body, sha256 FROM alert JOIN event ON n = last_n "
+            "SELECT first_n, event.n, event.told_at, event.body, event.sha256 "
+            "FROM alert JOIN event ON event.n = last_n JOIN event AS first ON first.n = first_n "
             "WHERE (?1 IS NULL OR first_n < ?1) AND (?2 IS NULL OR alert.channel = ?2) "
             "AND (?3 IS NULL OR alert.reference = ?3) AND (?4 IS NULL OR alert.type = ?4) "
-            "ORDER BY first_n DESC LIMIT ?5",
-            (before, channel, reference, type, limit),
+            "AND (?6 IS NULL OR event.body ->> 'owner' = ?6) "
+            "AND (?7 IS NULL OR ?7 = iif(alert.type IN (?12, ?13), substr(alert.type, 7), 'open')) "
+            "AND (?8 IS NULL OR ?8 = (event.body ->> 'licence' IS NOT NULL)) "
+            "AND (?9 IS NULL OR event.body ->> 'score' >= ?9) "
+            "AND (?10 IS NULL OR unixepoch(coalesce(event.body ->> 'started_at', first.told_at), 'subsec') "
+            ">= unixepoch(?10, 'subsec')) "
+            "AND (?11 IS NULL OR unixepoch(coalesce(event.body ->> 'started_at', first.told_at), 'subsec') "
+            "< unixepoch(?11, 'subsec')) ORDER BY first_n DESC LIMIT ?5",
+            (before, channel, reference, type, limit, *more),
         )
         return [(first_n, event) for first_n, *row in rows for event in _events([tuple(row)])]
+
+    def open_alerts(self) -> list[Alert]:
+        """Every alert whose end was not told yet, the oldest first."""
+        found = self._select(
+            "SELECT n, told_at, body, sha256 FROM alert JOIN event ON n = last_n "
+            "WHERE alert.type NOT IN (?, ?) ORDER BY n",
+            (ENDED, RETRACTED),
+        )
+        return [event.alert for event in found]
 
     def alert(self, alert_id: str) -> list[Event]:
         """All that was told of one alert, oldest first; nothing where there is no such alert."""

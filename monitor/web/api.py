@@ -1,14 +1,42 @@
-"""The HTTP face. Loopback only; there is nothing here to log in to yet."""
+"""The HTTP face: probes and metrics for machines, the REST API under /api/v1 for people and their programs.
+
+Each resource of the API has a file of its own beside this one; who may use which route is in auth.py.
+"""
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
 
-from monitor.health import Health
+from monitor import __version__
+from monitor.web.alerts import add_alerts
+from monitor.web.auth import Gatekeeper
+from monitor.web.board import Board
+from monitor.web.channels import add_channels
+from monitor.web.events import Events, add_events
+from monitor.web.guard import Guard
 from monitor.web.probes import probes
+from monitor.web.problems import tell_problems
+from monitor.web.references import add_references
+from monitor.web.station import Station
+from monitor.web.system import add_session, add_system
+from monitor.web.tokens import Tokens
 
 
-def create_app(registry: CollectorRegistry, health: Health) -> FastAPI:
-    """The application."""
-    app = FastAPI(title="Copywatch", openapi_url=None, docs_url=None, redoc_url=None)
-    app.include_router(probes(registry, health))
-    return app
+class Web:
+    """The application and what it does beside answering: `run` works until it is cancelled."""
+
+    def __init__(self, station: Station) -> None:
+        tokens, board = Tokens(station.settings.data_dir), Board(station)
+        gatekeeper = Gatekeeper(tokens)
+        self._events = Events(station, board)
+        self.app = FastAPI(title="Copywatch", version=__version__, docs_url=None, redoc_url=None)
+        self.app.include_router(probes(station.metrics.registry, station.health))
+        add_system(self.app, station, board)
+        add_session(self.app, gatekeeper, tokens)
+        add_channels(self.app, station, board)
+        add_references(self.app, station)
+        add_alerts(self.app, station)
+        add_events(self.app, self._events)
+        tell_problems(self.app)
+        self.app.add_middleware(Guard, api=self.app, gatekeeper=gatekeeper)
+
+    async def run(self) -> None:
+        await self._events.run()

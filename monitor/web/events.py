@@ -1,0 +1,152 @@
+"""`/events`: what happens, as it happens, by server-sent events.
+
+One task reads the outbox for all listeners, and each listener has a bounded queue: who does not read is dropped and
+comes back by itself with the number of the last event it saw (`Last-Event-ID`), from which on it is told what it
+missed. Only alert events are numbered and told again; changes of channels and references are told to who listens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Query
+from sse_starlette import EventSourceResponse, ServerSentEvent
+
+from monitor.errors import OutboxFailed
+from monitor.web.alerts import told
+from monitor.web.board import Board
+from monitor.web.problems import MAY_FAIL, Problem
+from monitor.web.station import Station
+from reference_db.errors import CatalogError
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+LISTENERS = 200  # at once
+QUEUE = 256  # events that wait for one listener; beyond, it is dropped
+MISSED = 10_000  # events that who comes back is told at most; the list of alerts has the rest
+BATCH = 500
+PING_S = 15
+SEND_S = 30.0  # that a listener's connection may be stuck
+
+
+class Events:
+    """Reads once, tells all; `run` works until it is cancelled."""
+
+    def __init__(self, station: Station, board: Board) -> None:
+        self._station, self._board = station, board
+        self._queues: set[asyncio.Queue[ServerSentEvent | None]] = set()
+        self._at = 0
+        self._generation = -1
+
+    async def run(self) -> None:
+        self._at = await asyncio.to_thread(self._newest)
+        while True:
+            await asyncio.sleep(POLL_S)
+            for event in await asyncio.to_thread(self._news):
+                self.publish(event)
+
+    def publish(self, event: ServerSentEvent) -> None:
+        """Tells every listener; one that is too far behind is dropped."""
+        for queue in list(self._queues):
+            if queue.full():
+                self._queues.discard(queue)
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(None)
+                logger.info("a listener that did not read was dropped")
+            else:
+                queue.put_nowait(event)
+
+    def tell(self, kind: str, data: dict[str, Any]) -> None:
+        """Tells something that has no number."""
+        self.publish(ServerSentEvent(data=json.dumps(data), event=kind))
+
+    async def listen(self, after: int | None) -> AsyncIterator[ServerSentEvent]:
+        """What was missed, then what happens."""
+        queue: asyncio.Queue[ServerSentEvent | None] = asyncio.Queue(QUEUE)  # when full, its listener is dropped
+        self._queues.add(queue)
+        try:
+            yield ServerSentEvent(comment="welcome", retry=2000)
+            last = self._at
+            at = last if after is None else max(after, last - MISSED)
+            while at < last:
+                missed = await asyncio.to_thread(self._told_after, at, min(BATCH, last - at))
+                for one in missed:
+                    at = int(one.id or 0)
+                    if at <= last:
+                        yield one
+                if not missed:
+                    break
+            while (event := await queue.get()) is not None:
+                if event.id is None or int(event.id) > last:
+                    yield event
+        finally:
+            self._queues.discard(queue)
+
+    @property
+    def n_listeners(self) -> int:
+        return len(self._queues)
+
+    def _newest(self) -> int:
+        try:
+            return self._station.history.newest()
+        except OutboxFailed:
+            return 0
+
+    def _news(self) -> list[ServerSentEvent]:
+        """What came since the last look; runs in a thread."""
+        changed = set(self._board.look())
+        try:
+            alerts = self._told_after(self._at, BATCH)
+            self._at = max([self._at, *(int(event.id or 0) for event in alerts)])
+            channels = {one.name: one for one in self._board.channels()} if changed else {}
+        except OutboxFailed:
+            return []  # it is told by the readiness; the events come when it works again
+        news = [
+            _event("channel", channels[name].model_dump() if name in channels else {"name": name, "state": "removed"})
+            for name in sorted(changed)
+        ]
+        return [*alerts, *news, *self._references()]
+
+    def _references(self) -> list[ServerSentEvent]:
+        """That the library has changed; what in it, the listener asks for."""
+        try:
+            contents = self._station.contents()
+        except CatalogError:
+            return []
+        before, self._generation = self._generation, contents.generation
+        if before in (-1, contents.generation):
+            return []
+        n_references = len(contents.references)
+        return [_event("reference", {"generation": contents.generation, "references": n_references})]
+
+    def _told_after(self, n: int, limit: int) -> list[ServerSentEvent]:
+        events = self._station.history.events(after=n, limit=limit)
+        return [_event(one.alert.type, told(one, self._station).model_dump(), str(one.n)) for one in events]
+
+
+def add_events(api: FastAPI, events: Events) -> None:
+    @api.get(
+        "/api/v1/events",
+        responses=MAY_FAIL | {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+        response_class=EventSourceResponse,
+        tags=["events"],
+    )
+    async def listen(
+        last_event_id: Annotated[str | None, Header(max_length=20, pattern=r"^[0-9]*$")] = None,
+        after: Annotated[int | None, Query(ge=0, le=2**62, description="Like Last-Event-ID, for programs.")] = None,
+    ) -> EventSourceResponse:
+        """Server-sent events: alert.started, updated, ended, retracted, reviewed; channel; reference."""
+        if events.n_listeners >= LISTENERS:
+            raise Problem(429, f"{LISTENERS} listen already; try again later.", {"Retry-After": "10"})
+        since = int(last_event_id) if last_event_id else after
+        return EventSourceResponse(events.listen(since), ping=PING_S, send_timeout=SEND_S)
+
+
+def _event(kind: str, data: dict[str, Any], id: str | None = None) -> ServerSentEvent:
+    return ServerSentEvent(data=json.dumps(data, ensure_ascii=False), event=kind, id=id)

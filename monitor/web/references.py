@@ -1,0 +1,176 @@
+"""`/references`: the library, and how well each of its videos can be recognised."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Query, Response
+from pydantic import BaseModel, Field
+
+from monitor.ingest.clock import rfc3339
+from monitor.web.paging import Cursor, Limit, Page, page_of
+from monitor.web.problems import MAY_FAIL, Problem, not_found
+from monitor.web.station import Station
+from reference_db.catalog import Catalog, Reference, ReferenceId
+from reference_db.errors import DamagedReference, UnknownReference
+from reference_db.index import ReferenceIndex
+from reference_db.references import ID_PATTERN
+from reference_db.registration import Hygiene, examine
+
+ReferenceName = Annotated[str, Path(pattern=f"^{ID_PATTERN.pattern}$")]
+JPEG: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+class ReferenceOut(BaseModel):
+    """One registered video."""
+
+    id: str
+    title: str
+    owner: str
+    tags: dict[str, str]
+    seconds: int
+    state: str = Field(description="`ready`, or `quarantined`: damaged, and kept out of every search.")
+    added_at: str | None
+    low_information_share: float | None
+    longest_static_s: int | None
+    warnings: list[str]
+    has_thumbnails: bool
+
+
+def add_references(api: FastAPI, station: Station) -> None:
+    reports = Reports(station)
+
+    @api.get("/api/v1/references", responses=MAY_FAIL, tags=["references"])
+    def list_references(
+        q: Annotated[str | None, Query(max_length=200, description="Words in id, title, owner or tags.")] = None,
+        owner: Annotated[str | None, Query(max_length=1000)] = None,
+        tag: Annotated[str | None, Query(max_length=2001, description="`key` or `key=value`.")] = None,
+        limit: Limit = 50,
+        cursor: Cursor = None,
+    ) -> Page[ReferenceOut]:
+        """The references, by id. Overlaps are told by the single reference only."""
+        contents = station.contents()
+        found: list[tuple[str, Reference | str]] = [
+            (one.id, one) for one in contents.references if _fits(one, q, owner, tag)
+        ]
+        if q is None and owner is None and tag is None:
+            found += list(contents.damaged.items())
+        part, following = page_of(sorted(found, key=lambda one: one[0]), limit, cursor, lambda one: one[0])
+        items = []
+        with station.catalog() as catalog:
+            for id, one in part:
+                with suppress(Problem):  # removed just now
+                    items.append(_damaged(id, one) if isinstance(one, str) else reports.told(one, catalog, whole=False))
+        return Page(items=items, next=following)
+
+    @api.get("/api/v1/references/{id}", responses=MAY_FAIL, tags=["references"])
+    def show_reference(id: ReferenceName) -> ReferenceOut:
+        """One reference, with all that is to be known of it."""
+        contents = station.contents()
+        for one in contents.references:
+            if one.id == id:
+                with station.catalog() as catalog:
+                    return reports.told(one, catalog, whole=True)
+        for damaged, what in contents.damaged.items():
+            if damaged == id:
+                return _damaged(id, what)
+        raise not_found(f"reference {id}")
+
+    @api.get(
+        "/api/v1/references/{id}/thumbnails/{second}",
+        responses=MAY_FAIL | JPEG,
+        response_class=Response,
+        tags=["references"],
+    )
+    def show_thumbnail(id: ReferenceName, second: Annotated[int, Path(ge=0, le=10**9)]) -> Response:
+        """The small picture that was kept of one second."""
+        with station.catalog() as catalog:
+            try:
+                jpeg = catalog.thumbnail(ReferenceId(id), second)
+            except DamagedReference:
+                jpeg = None
+        if jpeg is None:
+            raise not_found(f"picture of second {second} of reference {id}")
+        return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+
+
+class Reports:
+    """Hygiene reports, made when they are first asked for; those of features that are gone are forgotten."""
+
+    KEPT = 4096
+
+    def __init__(self, station: Station) -> None:
+        self._station = station
+        self._made: OrderedDict[tuple[str, bool], Hygiene | None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def told(self, reference: Reference, catalog: Catalog, *, whole: bool) -> ReferenceOut:
+        """The reference as it is told; with overlaps where `whole`, which takes a while in a large library."""
+        report = self._report(reference, catalog, whole)
+        return ReferenceOut(
+            id=reference.id,
+            title=reference.title,
+            owner=reference.owner,
+            tags=reference.tags,
+            seconds=reference.n_seconds,
+            state="ready" if report is not None else "quarantined",
+            added_at=rfc3339(reference.added_at),
+            low_information_share=round(reference.n_uninformative / reference.n_seconds, 4),
+            longest_static_s=None if report is None else report.longest_static_s,
+            warnings=["Its features are damaged: run `copywatch refs verify`."]
+            if report is None
+            else list(report.warnings),
+            has_thumbnails=bool(reference.thumbnails_sha256),
+        )
+
+    def _report(self, reference: Reference, catalog: Catalog, whole: bool) -> Hygiene | None:
+        key = (reference.features_sha256, whole)
+        with self._lock:
+            if key in self._made and not whole:  # overlaps change with the library
+                self._made.move_to_end(key)
+                return self._made[key]
+        try:
+            features = catalog.exact_features(reference)
+            index = self._station.library.index if whole else ReferenceIndex.from_features([])
+            report = examine(features, index, itself=reference.id)
+        except DamagedReference:
+            report = None
+        except UnknownReference:
+            raise not_found(f"reference {reference.id}") from None
+        with self._lock:
+            self._made[key] = report
+            while len(self._made) > self.KEPT:
+                self._made.popitem(last=False)
+        return report
+
+
+def _fits(one: Reference, q: str | None, owner: str | None, tag: str | None) -> bool:
+    if owner is not None and one.owner != owner:
+        return False
+    if tag is not None:
+        key, equals, value = tag.partition("=")
+        if key not in one.tags or (equals and one.tags[key] != value):
+            return False
+    words = " ".join([one.id, one.title, one.owner, *(f"{k}={v}" for k, v in one.tags.items())]).casefold()
+    return q is None or all(word in words for word in q.casefold().split())
+
+
+def _damaged(id: str, what: str) -> ReferenceOut:
+    return ReferenceOut(
+        id=id,
+        title=id,
+        owner="",
+        tags={},
+        seconds=0,
+        state="quarantined",
+        added_at=None,
+        low_information_share=None,
+        longest_static_s=None,
+        warnings=[f"It is damaged and is not searched: {what}."],
+        has_thumbnails=False,
+    )

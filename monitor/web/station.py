@@ -1,0 +1,52 @@
+"""The running monitor as the web sees it: what it may ask, and the few things it may tell it to do.
+
+Nothing here waits on the event loop: what reads a disk is a plain function for a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from monitor.alerting.outbox import History, Letter
+from monitor.health import Health
+from monitor.metrics import Metrics
+from monitor.pipeline import Library
+from monitor.settings import ChannelSettings, Settings
+from reference_db.catalog import Catalog, Contents
+
+
+@dataclass(eq=False)
+class Station:
+    """All that `serve` gives the web."""
+
+    settings: Settings
+    config: Path | None  # the file that channels are added to and taken from
+    metrics: Metrics
+    health: Health
+    library: Library
+    model: str
+    encoder_id: str
+    channels: Callable[[], Sequence[tuple[ChannelSettings, bool]]]  # those that are watched, and whether each has ended
+    put: Callable[[Letter], Awaitable[None]]  # tells an alert
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __post_init__(self) -> None:
+        self.history = History(self.settings.data_dir)
+        self._contents: Contents | None = None
+        self._reading = threading.Lock()
+
+    def catalog(self) -> Catalog:
+        """The library on disk, to read; close it."""
+        return Catalog.open(self.settings.data_dir)
+
+    def contents(self) -> Contents:
+        """What the library holds; read anew when it has changed."""
+        with self._reading, self.catalog() as catalog:
+            generation = catalog.generation()
+            if self._contents is None or generation < 0 or self._contents.generation != generation:
+                self._contents = catalog.contents()
+            return self._contents

@@ -1,0 +1,25 @@
+"""One running server for all tests of the web that only ask it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.studio import Studio
+from tests.web.serving import Client, Serving, furnish
+
+
+@pytest.fixture(scope="session")
+def serving(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    running = Serving(furnish(studio, tmp_path_factory.mktemp("web")))
+    running.wait_for("the stream ended")
+    yield running
+    assert running.stop() == 0
+    assert "s3cret" not in "".join(running.log)
+    assert "hush" not in "".join(running.log)
+
+
+@pytest.fixture
+def client(serving: Serving) -> Client:
+    return serving.client()
