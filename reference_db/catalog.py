@@ -62,6 +62,7 @@ from reference_db.tables import (
     select,
     tally_problem,
 )
+from reference_db.transactions import transaction
 
 __all__ = ["FEATURE_SIZE", "Catalog", "Contents", "Reference", "ReferenceFeatures", "ReferenceId", "check_id"]
 
@@ -321,7 +322,7 @@ class Catalog:
         self._check_writable()
         assert self._connection is not None
         try:
-            with self._connection as db:
+            with transaction(self._connection) as db:
                 tally = Tally.read(db)
                 for row in minus:
                     tally.take(select(db, "quarantine", "id", row[0]))

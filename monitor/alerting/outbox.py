@@ -30,6 +30,7 @@ import apsw
 
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.errors import ConfigError, OutboxFailed
+from reference_db.transactions import transaction
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ class Outbox:
     def write(self, letters: Sequence[Letter], taken: Mapping[str, Collection[int]] | None = None) -> None:
         """All of the letters, and which events each sink has taken, in one transaction; on disk when it returns."""
         now = _now()
-        with self._store() as db, db:
+        with self._store() as db, transaction(db):
             for letter in letters:
                 for alert in letter.alerts:
                     self._tell(db, alert, now, letter.taken.get((alert.id, alert.seq), ()))
@@ -178,7 +179,7 @@ class Outbox:
     def purge(self, keep: timedelta) -> int:
         """Forgets alerts that ended longer ago than `keep`, taken or not; how many events that were."""
         oldest = (datetime.now(UTC) - keep).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        with self._store() as db, db:
+        with self._store() as db, transaction(db):
             gone = "SELECT alert.id FROM alert JOIN event ON n = last_n WHERE alert.type IN (?1, ?2) AND told_at < ?3"
             values = (ENDED, RETRACTED, oldest)
             db.execute("CREATE TEMP TABLE IF NOT EXISTS gone (id TEXT PRIMARY KEY) STRICT")
@@ -233,7 +234,7 @@ class Outbox:
             version = db.pragma("user_version")
             if version > SCHEMA_VERSION:
                 raise ConfigError(f"{path} was made by a newer Copywatch (format {version}); use that version.")
-            with db:
+            with transaction(db):
                 if not version:
                     db.execute(SCHEMA)
                 # A sink that is no longer configured is owed nothing.
