@@ -115,8 +115,20 @@ class Metrics:
         )
         self.alerts = Counter(
             "copywatch_alerts_total",
-            "Alert events by kind: started, updated, ended, retracted.",
-            ["channel", "event"],
+            "Alert events by kind (started, updated, ended, retracted), and whether the play is licensed (yes, no).",
+            ["channel", "event", "licensed"],
+            registry=registry,
+        )
+        self.suppressed = Counter(
+            "copywatch_alerts_suppressed_total",
+            "Copies that were not told, by reason: exclusion.",
+            ["channel", "reason"],
+            registry=registry,
+        )
+        self.reviews = Counter(
+            "copywatch_reviews_total",
+            "Reviews that were acted on, by decision: confirmed, false, licensed.",
+            ["decision"],
             registry=registry,
         )
         self.open_paths = Gauge(

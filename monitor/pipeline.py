@@ -27,13 +27,15 @@ from prometheus_client import CollectorRegistry
 from monitor.alerting.alerts import ENDED, STARTED, Alert, AlertBook, BookState, Gap
 from monitor.alerting.outbox import Letter
 from monitor.compute import Compute, Models, Thought, load_models, thought_through
+from monitor.desk.desk import Desk
+from monitor.desk.rules import NO_RULES, Rules
 from monitor.errors import MonitorError, SnapshotRefused
 from monitor.ingest.clock import MAX_SILENCE_S, ChannelEpoch
 from monitor.ingest.ledger import FrameLedger
 from monitor.ingest.sources import FileSource, Position, Sample, Source
 from monitor.ingest.windows import LiveSecond
 from monitor.matching.matcher import Matcher, MatcherState, Matching
-from monitor.matching.stitching import Scoring
+from monitor.matching.stitching import Scoring, SegmentView
 from monitor.metrics import Metrics
 from monitor.settings import Settings
 from monitor.snapshots import pack, unpack
@@ -70,9 +72,11 @@ class Deliveries(Protocol):
 
 
 class Library:
-    """The index in use; replaced as a whole when the catalogue changes."""
+    """The index in use and the desk's rules; each is replaced as a whole when it changes."""
 
-    def __init__(self, index: ReferenceIndex) -> None:
+    def __init__(self, index: ReferenceIndex, rules: Rules = NO_RULES) -> None:
+        self.rules = rules
+        self.withdrawn: dict[str, frozenset[str]] = {}  # by channel, alerts that are retracted and still on air
         self._known: dict[ReferenceId, Reference] = {}
         self.replace(index)
 
@@ -181,7 +185,8 @@ class Watch:
         if self._book is None:
             return []
         newest = self._matcher.window.newest_s or 0
-        alerts = self._book.apply(newest, self._matcher.finish(), list(self._gaps))  # asks the old matcher to refine
+        alerts = self._book.heed(self._library.rules, newest, list(self._gaps))
+        alerts += self._told(newest, self._matcher.finish())  # asks the old matcher to refine
         self._matcher = self._new_matcher()
         self._gaps.clear()
         self._book = None
@@ -207,6 +212,7 @@ class Watch:
             alerting.update_every_s,
             self._library.reference,
             self._matcher.refined,
+            self._matcher.without,
         )
 
     def _second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[list[Alert]]:
@@ -241,9 +247,19 @@ class Watch:
         if index is not self._index:
             self._index = index
             alerts = self._book.end(matcher.drop_gone(index), live.second, list(self._gaps), REMOVED)
+        alerts += self._book.heed(self._library.rules, live.second, list(self._gaps))
         hits = index.search(live.row[None], matcher.matching.hits) if live.counts and live.row is not None else None
         maps = yield matcher.plan(live, hits, index)
-        return alerts + self._book.apply(live.second, matcher.apply(maps), list(self._gaps))
+        return alerts + self._told(live.second, matcher.apply(maps))
+
+    def _told(self, second: int, views: list[SegmentView]) -> list[Alert]:
+        """The book's news of this second."""
+        assert self._book is not None
+        alerts = self._book.apply(second, views, list(self._gaps))
+        self._metrics.suppressed.labels(self._book.epoch.channel, "exclusion").inc(self._book.n_excluded)
+        self._book.n_excluded = 0
+        self._library.withdrawn[self._book.epoch.channel] = self._book.withdrawn
+        return alerts
 
 
 async def run_stream(
@@ -366,7 +382,8 @@ async def _deliver(
 ) -> None:
     while (outcome := await outcomes.get()) is not None:
         for alert in outcome.alerts:
-            metrics.alerts.labels(channel, alert.type.removeprefix("alert.")).inc()
+            licensed = "no" if alert.licence is None else "yes"
+            metrics.alerts.labels(channel, alert.type.removeprefix("alert."), licensed).inc()
             if alert.type == STARTED:
                 waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
                 metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)
@@ -402,7 +419,8 @@ async def _check_file(
     duration_s = probe(path).duration_s
     models, metrics = load_models(settings), Metrics(CollectorRegistry())
     with Catalog.open(settings.data_dir) as catalog:
-        library = Library(ReferenceIndex.build(catalog, models.encoder.encoder_id))
+        index = ReferenceIndex.build(catalog, models.encoder.encoder_id)
+    library = Library(index, Desk(settings.data_dir).rules())
     segments: list[Alert] = []
 
     def keep(alert: Alert) -> None:

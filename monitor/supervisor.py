@@ -22,6 +22,7 @@ from monitor.alerting.outbox import Outbox
 from monitor.alerting.post import Post
 from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
 from monitor.compute import Compute, load_models
+from monitor.desk.following import follow_desk, rules_at_start
 from monitor.errors import ConfigError
 from monitor.health import Health, Worker
 from monitor.heartbeat import beat
@@ -81,7 +82,8 @@ async def serve(
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
     keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
-    library = Library(await asyncio.to_thread(keeper.refresh))
+    rules = await asyncio.to_thread(rules_at_start, settings.data_dir)
+    library = Library(await asyncio.to_thread(keeper.refresh), rules)
     tell_index(library.index, metrics)
     sinks: dict[str, Sink] = {"log": CallbackSink(_log)}
     if settings.alerting.output:
@@ -126,6 +128,7 @@ async def serve(
                 tasks.create_task(server.serve([listener]))
             beating = tasks.create_task(beat(metrics))
             refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
+            heeding = tasks.create_task(follow_desk(settings.data_dir, library, metrics, problems, post))
             feeding = tasks.create_task(feed_watchdog(lambda: health.hangs))
             facing = tasks.create_task(face.run())
             await roster.update(settings.channels)
@@ -148,6 +151,7 @@ async def serve(
             reloading.cancel()
             await roster.update([])
             refreshing.cancel()
+            heeding.cancel()
             beating.cancel()
             if not await post.flush(FLUSH_S):
                 logger.warning("some sink has not taken all alerts; it is given them at the next start")

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import monitor.metrics
 from monitor.metrics import Metrics
 
-BOUNDED = {"channel", "sink", "reason", "result", "stage", "event", "state", "version", "model"}
+BOUNDED = {"channel", "sink", "reason", "result", "stage", "event", "state", "version", "model", "licensed", "decision"}
 
 
 def test_two_sets_of_metrics_live_side_by_side() -> None:
@@ -33,7 +33,7 @@ def test_what_prometheus_reads_is_what_was_counted() -> None:
     metrics = Metrics(CollectorRegistry())
     metrics.detection_latency.observe(7)
     metrics.stage_duration.labels("encode").observe(0.03)
-    metrics.alerts.labels("five", "started").inc()
+    metrics.alerts.labels("five", "started", "no").inc()
     samples = {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(generate_latest(metrics.registry).decode())
@@ -42,7 +42,7 @@ def test_what_prometheus_reads_is_what_was_counted() -> None:
     assert samples["copywatch_detection_latency_seconds_bucket", ("le", "8.0")] == 1
     assert samples["copywatch_detection_latency_seconds_bucket", ("le", "6.0")] == 0
     assert samples["copywatch_stage_duration_seconds_count", ("stage", "encode")] == 1
-    assert samples["copywatch_alerts_total", ("channel", "five"), ("event", "started")] == 1
+    assert samples["copywatch_alerts_total", ("channel", "five"), ("event", "started"), ("licensed", "no")] == 1
 
 
 def test_nothing_is_exported_that_nobody_updates() -> None:

@@ -2,7 +2,9 @@
 
 An alert has one id for its whole life, made of channel, stream epoch, reference and the start cell of its first
 path, so a replay mints the same id. It is started when its score passes the threshold, updated at most every
-`update_every_s` of stream time, and at the end either ended or retracted.
+`update_every_s` of stream time, and at the end either ended or retracted. What the desk has decided (`Rules`) says
+which alerts are licensed, which spans of a reference never alert, and which alerts a reviewer has called false: those
+are retracted at once and told no more while they last, unless the word is taken back.
 """
 
 from __future__ import annotations
@@ -14,11 +16,15 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Self
 
+from monitor.desk.rules import NO_RULES, Rules
 from monitor.ingest.clock import ChannelEpoch, rfc3339
+from monitor.matching.excluding import Spans, trimmed
 from monitor.matching.stitching import SegmentView
 from reference_db.catalog import Reference, ReferenceId
 
 STARTED, UPDATED, ENDED, RETRACTED = "alert.started", "alert.updated", "alert.ended", "alert.retracted"
+REVIEWED_FALSE, REVIEWED_TRUE = "reviewed: false positive", "reviewed: no false positive"
+EXCLUDED = "reference span excluded"
 
 SAME = 0.5  # of both time lines that two alerts must share to be one copy
 REMEMBER_S = 60  # for so long an ended alert keeps others from telling the same
@@ -78,7 +84,7 @@ class Alert:
     evidence: str | None
     pauses: tuple[Pause, ...] = ()
     continues: str | None = None  # id of the alert that stopped where this one goes on
-    reason: str | None = None  # why it ended, where it was not the copy's own end
+    reason: str | None = None  # why it ended or was retracted, where it was not the copy's own end
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, in the order of the fields, ready for JSON."""
@@ -111,6 +117,7 @@ class _Told:
     seq: int
     last_told_s: float
     last_view: SegmentView
+    licence: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +126,7 @@ class BookState:
 
     told: dict[str, _Told]
     ended: list[tuple[int, SegmentView]]
+    withdrawn: dict[str, _Told]
 
 
 def alert_id_of(epoch: ChannelEpoch, view: SegmentView) -> str:
@@ -154,6 +162,7 @@ class AlertBook:
         update_every_s: float,
         reference: Callable[[ReferenceId], Reference],
         refined: Callable[[SegmentView], SegmentView] = lambda view: view,
+        without: Callable[[SegmentView, Spans], SegmentView] = lambda view, spans: view,
     ) -> None:
         self.epoch = epoch
         self.model = model
@@ -161,34 +170,87 @@ class AlertBook:
         self.update_every_s = update_every_s
         self._reference = reference
         self._refined = refined  # asked for what is told only
+        self._without = without  # what is left of a view outside excluded spans
+        self._rules = NO_RULES
         self._told: dict[str, _Told] = {}
         self._ended: list[tuple[int, SegmentView]] = []  # when, and what was claimed; kept for a while
+        self._withdrawn: dict[str, _Told] = {}  # retracted by the desk, and still on air
+        self.n_excluded = 0  # copies that were not told, since they lie in excluded spans
 
     @property
     def open_alerts(self) -> set[str]:
         """Ids of the alerts whose end is still to be told."""
         return set(self._told)
 
+    @property
+    def withdrawn(self) -> frozenset[str]:
+        """Ids of the alerts that the desk had retracted and whose segments are still open."""
+        return frozenset(self._withdrawn)
+
+    def heed(self, rules: Rules, now_s: int, gaps: list[Gap]) -> list[Alert]:
+        """Takes what the desk has decided into force; the news is of open alerts that it now licenses or not."""
+        if rules is self._rules:
+            return []
+        self._rules = rules
+        changed = [
+            (alert_id, told.last_view)
+            for alert_id, told in self._told.items()
+            if not rules.is_rejected(alert_id)
+            and self._licence(alert_id, told.reference, told.last_view) != told.licence
+        ]
+        return [self._tell(UPDATED, alert_id, view, now_s, gaps) for alert_id, view in changed]
+
     def apply(self, now_s: int, views: list[SegmentView], gaps: list[Gap]) -> list[Alert]:
         """The news of stream second `now_s`. `views` has every open segment and those that closed now."""
         self._ended = [(second, view) for second, view in self._ended if now_s - second <= BREAK_S]
-        news = []
-        for view in views:
-            alert_id = alert_id_of(self.epoch, view)
-            type_ = self._type(view, self._told.get(alert_id), now_s)
-            if type_ is None:
-                continue
-            refined = self._refined(view)
-            if type_ in (STARTED, ENDED) and self._is_told_already(alert_id, refined, now_s):
-                if alert_id not in self._told:
-                    continue
-                type_ = RETRACTED
-            news.append(self._tell(type_, alert_id, refined, now_s, gaps))
+        news = [alert for view in views if (alert := self._news(view, now_s, gaps)) is not None]
+        for alert_id in [alert_id for alert_id in self._told if self._rules.is_rejected(alert_id)]:
+            news.append(self._withdraw(alert_id, self._told[alert_id].last_view, now_s, gaps, REVIEWED_FALSE))
         return news
+
+    def _news(self, whole: SegmentView, now_s: int, gaps: list[Gap]) -> Alert | None:
+        """What there is to tell of one segment, if anything."""
+        alert_id, spans = alert_id_of(self.epoch, whole), self._rules.excluded(whole.reference)
+        view = self._without(whole, spans) if spans else whole
+        if alert_id in self._withdrawn and not self._comes_back(alert_id, view, now_s):
+            return None
+        told = self._told.get(alert_id)
+        if view.score < self.threshold <= whole.score:
+            self.n_excluded += told is None and not view.is_open
+            return None if told is None else self._withdraw(alert_id, view, now_s, gaps, EXCLUDED)
+        type_ = self._type(view, told, now_s)
+        if type_ is None:
+            return None
+        refined = self._refined(view)
+        refined = trimmed(refined, spans) if spans else refined
+        if type_ in (STARTED, ENDED) and self._is_told_already(alert_id, refined, now_s):
+            if told is None:
+                return None
+            type_ = RETRACTED
+        return self._tell(type_, alert_id, refined, now_s, gaps)
+
+    def _withdraw(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap], reason: str) -> Alert:
+        """Retracts an alert by the desk's word; while its segment lasts it is told no more, and can come back."""
+        told = self._told[alert_id]
+        alert = self._tell(RETRACTED, alert_id, view, now_s, gaps, reason)
+        if view.is_open:
+            self._withdrawn[alert_id] = replace(told, seq=alert.seq)
+        return alert
+
+    def _comes_back(self, alert_id: str, view: SegmentView, now_s: int) -> bool:
+        """Whether what was withdrawn is to be told again, since the desk has changed its mind."""
+        if not view.is_open:
+            del self._withdrawn[alert_id]
+            return False
+        if self._rules.is_rejected(alert_id) or view.score < self.threshold or view.echo_of is not None:
+            return False
+        self._told[alert_id] = replace(self._withdrawn.pop(alert_id), last_told_s=now_s - self.update_every_s)
+        return True
 
     def _is_told_already(self, alert_id: str, view: SegmentView, now_s: int) -> bool:
         """Whether a stronger alert that is open or ended just now claims the same seconds of both sides."""
-        others = [told.last_view for other, told in self._told.items() if other != alert_id]
+        claims = (self._told | self._withdrawn).items()  # what was withdrawn is not told by another name
+        others = [told.last_view for other, told in claims if other != alert_id]
         others += [ended for second, ended in self._ended if now_s - second <= REMEMBER_S]
         return any(
             other.reference == view.reference
@@ -221,6 +283,9 @@ class AlertBook:
     def end(self, references: Collection[ReferenceId], now_s: int, gaps: list[Gap], reason: str) -> list[Alert]:
         """Ends every open alert of these references as it was last told."""
         ended = [(alert_id, told.last_view) for alert_id, told in self._told.items()]
+        self._withdrawn = {
+            alert_id: told for alert_id, told in self._withdrawn.items() if told.last_view.reference not in references
+        }
         return [
             self._tell(ENDED, alert_id, view, now_s, gaps, reason)
             for alert_id, view in ended
@@ -229,18 +294,19 @@ class AlertBook:
 
     def state(self) -> BookState:
         """All that `restore` needs."""
-        return BookState(self._told, self._ended)
+        return BookState(self._told, self._ended, self._withdrawn)
 
     def restore(self, state: BookState) -> None:
         """Goes on from there."""
-        self._told, self._ended = state.told, state.ended
+        self._told, self._ended, self._withdrawn = state.told, state.ended, state.withdrawn
 
     def _tell(
         self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap], reason: str | None = None
     ) -> Alert:
         told = self._told.get(alert_id) or _Told(
-            self._reference(view.reference), self._continued(view), now_s, 0, now_s, view
+            self._reference(view.reference), self._continued(view), now_s, 0, now_s, view, None
         )
+        told = replace(told, licence=self._licence(alert_id, told.reference, view))
         alert = self._alert(type_, alert_id, told, view, gaps, reason)
         claim = replace(view, paths=())  # spans are all that is looked at again
         self._told[alert_id] = replace(told, seq=told.seq + 1, last_told_s=now_s, last_view=claim)
@@ -249,6 +315,14 @@ class AlertBook:
         if type_ == ENDED:
             self._ended.append((now_s, claim))
         return alert
+
+    def _licence(self, alert_id: str, reference: Reference, view: SegmentView) -> str | None:
+        """What permits the play as it is claimed."""
+        began, ended = None, None
+        if (second_0 := self.epoch.began_at) is not None:
+            began = second_0 + timedelta(seconds=view.live_start_s)
+            ended = second_0 + timedelta(seconds=view.live_end_s)
+        return self._rules.licence(alert_id, reference, self.epoch.channel, began, ended)
 
     def _alert(
         self, type_: str, alert_id: str, told: _Told, view: SegmentView, gaps: list[Gap], reason: str | None
@@ -275,7 +349,7 @@ class AlertBook:
             coverage_channel=round(min(1.0, view.n_live / seconds), 3),
             coverage_reference=round((view.ref_end_s - view.ref_start_s) / reference.n_seconds, 3),
             gaps=tuple(gap for gap in gaps if gap.touches(view.live_start_s, view.live_end_s)),
-            licence=None,
+            licence=told.licence,
             model=self.model,
             evidence=None,
             pauses=_pauses(view, gaps),

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from monitor.ingest.windows import FeatureWindow, LiveSecond, WindowState
 from monitor.matching.candidates import Candidate, Voter, VoterState
+from monitor.matching.excluding import Spans, without
 from monitor.matching.paths import AlignmentPath, PathTracker, TrackerState
 from monitor.matching.refining import refine
 from monitor.matching.stitching import PathState, Scoring, SegmentState, SegmentView, Stitcher
@@ -211,6 +212,10 @@ class Matcher:
             return view
         reference = self._in_use[view.reference]
         return refine(view, self.window, reference.rows, reference.informative)
+
+    def without(self, view: SegmentView, spans: Spans) -> SegmentView:
+        """What is left of the view outside excluded spans of its reference."""
+        return without(view, spans, self.matching.scoring)
 
     def state(self) -> MatcherState:
         """All that `restore` needs, between two seconds."""
