@@ -95,16 +95,18 @@ class _Second:
     """One second of one channel on its way through a turn."""
 
     lane: Lane
-    frame: Frame
+    frame: Frame | None  # None where the feature row came along
     think: Callable[[NDArray[np.float32], bool], Thought[Any]]
     done: asyncio.Future[Any]
+    encoded: Encoded | None = None
     thought: Thought[Any] | None = None
     tiles: list[SimilarityTile] = field(default_factory=list)
     outcome: Any = None
     error: Exception | None = None
 
-    def begin(self, encoded: Encoded) -> None:
-        self.thought = self.think(*encoded)
+    def begin(self) -> None:
+        assert self.encoded is not None
+        self.thought = self.think(*self.encoded)
         self._go_on(lambda thought: next(thought))
 
     def go_on(self, maps: list[TileMaps]) -> None:
@@ -136,10 +138,20 @@ class Lane:
         self._compute = compute
         self.last: tuple[NDArray[np.uint8], Encoded] | None = None  # used by the worker thread only
 
+    def has(self, frame: Frame) -> bool:
+        """Whether this picture was the last to be encoded."""
+        return self.last is not None and self.last[0] is frame.picture
+
     async def second(self, frame: Frame, think: Callable[[NDArray[np.float32], bool], Thought[T]]) -> T:
         """What `think` comes to, given the frame's feature row and whether it carries information."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._compute.hand_in(_Second(self, frame, think, done))
+        return await done
+
+    async def encoded(self, encoded: Encoded, think: Callable[[NDArray[np.float32], bool], Thought[T]]) -> T:
+        """The same for a second that was encoded elsewhere."""
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._compute.hand_in(_Second(self, None, think, done, encoded))
         return await done
 
 
@@ -192,19 +204,20 @@ class Compute:
         loop.call_soon_threadsafe(_settle, seconds)
 
     def _encode(self, seconds: list[_Second]) -> None:
-        new = [
-            second for second in seconds if second.lane.last is None or second.lane.last[0] is not second.frame.picture
-        ]
+        shown = [(second, second.frame) for second in seconds if second.frame is not None]
+        new = [(second, frame) for second, frame in shown if not second.lane.has(frame)]
         began = time.perf_counter()
-        for second, encoded in zip(new, self.models.encode([second.frame for second in new]), strict=True):
-            second.lane.last = (second.frame.picture, encoded)
+        for (second, frame), encoded in zip(new, self.models.encode([frame for _, frame in new]), strict=True):
+            second.lane.last = (frame.picture, encoded)
         self._observe("encode", began, len(new))
+        for second, _ in shown:
+            assert second.lane.last is not None
+            second.encoded = second.lane.last[1]
 
     def _match(self, seconds: list[_Second]) -> None:
         began = time.perf_counter()
         for second in seconds:
-            assert second.lane.last is not None
-            second.begin(second.lane.last[1])
+            second.begin()
         while thinking := [second for second in seconds if second.thought is not None]:
             maps = self.models.read([tile for second in thinking for tile in second.tiles])
             used = 0

@@ -34,6 +34,9 @@ def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -
     root.setLevel(settings.level.upper())
     # A line for each scrape and probe would drown the rest.
     logging.getLogger("uvicorn.access").setLevel("DEBUG" if settings.level == "debug" else "WARNING")
+    # What its clients say of a broker that is away, several times a second, is said once by ours; their debugging
+    # lines hold whole records.
+    logging.getLogger("aiokafka").setLevel("INFO" if settings.level == "debug" else "CRITICAL")
     structlog.configure(
         processors=[*_shared(), structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),

@@ -58,7 +58,7 @@ class Metrics:
         )
         self.frames_dropped = Counter(
             "copywatch_frames_dropped_total",
-            "Seconds of air that came and were not matched: overload, backward, failed, stopped.",
+            "Seconds of air that came and were not matched: overload, backward, repeated, late, failed, stopped.",
             ["channel", "reason"],
             registry=None,
         )
@@ -96,7 +96,7 @@ class Metrics:
         )
         self.stage_duration = Histogram(
             "copywatch_stage_duration_seconds",
-            "Time a stage took for one second of a channel, by its share of the turn: encode, match, snapshot.",
+            "Time a stage took for one second of a channel, by its share of the turn: encode, match, snapshot, keep.",
             ["stage"],
             buckets=STAGE_BUCKETS_S,
             registry=registry,
@@ -183,6 +183,43 @@ class Metrics:
             "copywatch_restores_total",
             "Channels that began with kept state, by what came of it: continued, refused.",
             ["channel", "result"],
+            registry=registry,
+        )
+        self.kafka_up = Gauge("copywatch_kafka_up", "1 while the broker answers, else 0.", registry=registry)
+        self.kafka_partitions = Gauge(
+            "copywatch_kafka_partitions", "Partitions of frames that this member reads.", registry=registry
+        )
+        per_partition = ["partition"]
+        self.kafka_lag_records = Gauge(
+            "copywatch_kafka_lag_records",
+            "Records of a partition that came and are not matched.",
+            per_partition,
+            registry=registry,
+        )
+        self.kafka_lag_seconds = Gauge(
+            "copywatch_kafka_lag_seconds",
+            "Age of the oldest record of a partition that is not matched.",
+            per_partition,
+            registry=registry,
+        )
+        self.kafka_rebalances = Counter(
+            "copywatch_kafka_rebalances_total", "Times that partitions were spread anew.", registry=registry
+        )
+        self.kafka_retakes = Counter(
+            "copywatch_kafka_retakes_total",
+            "Times that a partition was taken up again from what is kept, after a fault.",
+            registry=registry,
+        )
+        self.kafka_dead_letters = Counter(
+            "copywatch_kafka_dead_letters_total",
+            "Records that cannot be used, by reason.",
+            ["reason"],
+            registry=registry,
+        )
+        self.kafka_skipped_records = Counter(
+            "copywatch_kafka_skipped_records_total",
+            "Records that were never read: live (too far behind), expired (deleted by the broker).",
+            ["reason"],
             registry=registry,
         )
         self.build_info = Gauge(

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_serializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_serializer
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
@@ -169,6 +169,56 @@ class ComputeSettings(_Section):
     threads: int = Field(default=1, ge=1, le=256, description="Threads that encoding and the network use.")
 
 
+TOPIC = r"^[A-Za-z0-9._-]{1,200}$"
+
+
+class KafkaSettings(_Section):
+    """The broker that `ingest` and `match` meet at; `serve` needs none."""
+
+    bootstrap: str | None = Field(default=None, description="Brokers to begin with, `host:port,host:port`.")
+    frames: str = Field(default="copywatch.frames", pattern=TOPIC, description="Topic of sampled pictures.")
+    alerts: str = Field(default="copywatch.alerts", pattern=TOPIC, description="Topic of alerts.")
+    state: str = Field(default="copywatch.state", pattern=TOPIC, description="Compacted topic of kept state.")
+    channels: str = Field(
+        default="copywatch.channels", pattern=TOPIC, description="Compacted topic of channels that `ingest` shares out."
+    )
+    partitions: int = Field(default=12, ge=1, le=1000, description="Of topics that are made; the most members of use.")
+    group: str = Field(
+        default="copywatch", pattern=TOPIC, description="Consumer group of `match`; other roles add a word to it."
+    )
+    instance: str | None = Field(
+        default=None,
+        pattern=TOPIC,
+        description="Name of this member for life: a restart within the session keeps its partitions.",
+    )
+    session_timeout_s: float = Field(
+        default=30.0, ge=1, description="After so long without a heartbeat a member's channels go to others."
+    )
+    rebalance_timeout_s: float = Field(
+        default=60.0, ge=1, description="How long members have to let go of their channels when these are spread anew."
+    )
+    policy: Literal["catch_up", "live"] = Field(
+        default="catch_up", description="What a `match` that is behind does: read all, or skip to now with a gap."
+    )
+    live_lag_s: float = Field(default=60.0, gt=0, description="How far behind `live` may be before it skips.")
+    follow_alerts: bool = Field(default=False, description="`serve` shows what all `match` members found.")
+    publish_alerts: bool = Field(default=False, description="`serve` writes its own alerts to the topic as well.")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        default="PLAINTEXT", description="Kafka's own word: with or without TLS, with or without SASL."
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        default="PLAIN", description="How user and password are proved."
+    )
+    sasl_username: str | None = Field(default=None, description="User of SASL.")
+    sasl_password: SecretStr | None = Field(default=None, description="Its password.")
+    sasl_password_file: WholePath | None = Field(default=None, description="File that holds the password instead.")
+    ssl_cafile: WholePath | None = Field(
+        default=None, description="Authorities that the broker's certificate is trusted by; the system's when left out."
+    )
+    ssl_certfile: WholePath | None = Field(default=None, description="Certificate of this client, for mutual TLS.")
+    ssl_keyfile: WholePath | None = Field(default=None, description="Its key.")
+
+
 class Settings(BaseSettings):
     """All of it, checked."""
 
@@ -196,6 +246,7 @@ class Settings(BaseSettings):
     web: WebSettings = WebSettings()
     logging: LoggingSettings = LoggingSettings()
     compute: ComputeSettings = ComputeSettings()
+    kafka: KafkaSettings = KafkaSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -260,8 +311,10 @@ def _read(config: Path) -> tuple[dict[str, Any], yaml.Node | None]:
 
 def _from_folder(values: dict[str, Any], folder: Path) -> None:
     """Makes the file's relative paths begin at its own folder."""
-    alerting = values.get("alerting")
-    for section, key in ((values, "data_dir"), (values, "encoder"), (alerting, "output")):
+    alerting, kafka = values.get("alerting"), values.get("kafka")
+    files = ("sasl_password_file", "ssl_cafile", "ssl_certfile", "ssl_keyfile")
+    paths = [(values, "data_dir"), (values, "encoder"), (alerting, "output"), *((kafka, file) for file in files)]
+    for section, key in paths:
         if isinstance(section, dict) and isinstance(section.get(key), str):
             section[key] = str(folder / Path(section[key]).expanduser())
 
@@ -321,7 +374,8 @@ def _sentence(problem: ErrorDetails, config: Path | None, root: yaml.Node | None
         .replace("String should", "expected it to")
     )
     value = problem["input"]
-    shown = f" is {redact_text(str(value))!r}" if isinstance(value, str | int | float) else ""
+    secret = str(problem["loc"][-1]).endswith("password")
+    shown = f" is {redact_text(str(value))!r}" if isinstance(value, str | int | float) and not secret else ""
     return f"{where}: {key}{shown}: {expected}."
 
 

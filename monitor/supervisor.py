@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
-import socket
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -32,6 +28,7 @@ from monitor.logs import channel_logs
 from monitor.metrics import Metrics
 from monitor.notify import feed_watchdog, notify
 from monitor.pipeline import Library, Watch, run_stream
+from monitor.process import Server, address_of, listen, note, stop_on_signals
 from monitor.recovery import Kept
 from monitor.refreshing import follow, tell_index
 from monitor.settings import ChannelSettings, Settings, load_settings
@@ -71,13 +68,11 @@ async def serve(
     a stream is read as fast as it comes.
     """
     stop = stop or asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, _stop_or_leave, stop, number)
+    stop_on_signals(stop)
     web = settings.web
-    listeners = [_listen(web.host, web.port, "web.port")]
+    listeners = [listen(web.host, web.port, "web.port")]
     if web.probes_port is not None:
-        listeners.append(_listen(web.probes_host, web.probes_port, "web.probes_port"))
+        listeners.append(listen(web.probes_host, web.probes_port, "web.probes_port"))
     metrics = Metrics(CollectorRegistry())
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
@@ -93,7 +88,7 @@ async def serve(
     compute = Compute(models, metrics)
     outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
     problems: dict[str, str] = {}
-    post = Post(outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(_note, problems, "outbox"))
+    post = Post(outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(note, problems, "outbox"))
     workers = {"compute": compute.worker, "outbox writer": post.worker, "refresher": Worker()}
     health = Health(problems, ("index", "outbox"), workers, vital=("compute",))
     kept = await asyncio.to_thread(Kept.load, outbox)
@@ -110,7 +105,7 @@ async def serve(
     )
     face = Web(station)
     apps = face.app, create_probes(metrics.registry, health)
-    servers = [_Server(uvicorn.Config(app, log_config=None, lifespan="off")) for app in apps[: len(listeners)]]
+    servers = [Server(uvicorn.Config(app, log_config=None, lifespan="off")) for app in apps[: len(listeners)]]
 
     def is_paused() -> bool:
         return stop.is_set() and not ends_on_stop
@@ -118,7 +113,9 @@ async def serve(
     def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
         source, thinking = open_source(channel, metrics, real_time=real_time), Watch(library, models, settings, metrics)
         work = partial(run_stream, source, thinking, post, compute, metrics, is_paused)
-        return source, _watch(source.channel, partial(_recover, kept, source, thinking, post, metrics), work, stop)
+        return source, keep_watching(
+            source.channel, partial(_recover, kept, source, thinking, post, metrics), work, stop
+        )
 
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -132,10 +129,10 @@ async def serve(
             feeding = tasks.create_task(feed_watchdog(lambda: health.hangs))
             facing = tasks.create_task(face.run())
             await roster.update(settings.channels)
-            reloading = tasks.create_task(_reload(config, settings.data_dir, roster))
+            reloading = tasks.create_task(reload(config, settings.data_dir, roster))
             for letter in kept.left_over([channel.name for channel in settings.channels]):
                 await post.put(letter)
-            address, *_ = addresses = [_address(listener) for listener in listeners]
+            address, *_ = addresses = [address_of(listener) for listener in listeners]
             n_references = len(library.index.references)
             logger.info(
                 "watching %d channels for %d references; health at %s",
@@ -203,7 +200,7 @@ class Roster:
         return [(channel, task.done()) for channel, _, task in list(self._watched.values())]
 
 
-async def _reload(config: Path | None, data_dir: Path, roster: Roster) -> None:
+async def reload(config: Path | None, data_dir: Path, roster: Roster) -> None:
     """Follows the channels of the file; other settings take effect at the next start. A wrong file changes nothing."""
     if config is None:
         return
@@ -235,53 +232,12 @@ def _mark(config: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: stopping is ours."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
-def _listen(host: str, port: int, setting: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen()  # at once: who is told the address may connect before the server runs
-    except OSError as error:
-        listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); set {setting}.") from error
-    return listener
-
-
-def _address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _stop_or_leave(stop: asyncio.Event, number: int) -> None:
-    """Stops; who asks twice is not kept waiting."""
-    if stop.is_set():
-        os._exit(128 + number)
-    stop.set()
-
-
-def _note(problems: dict[str, str], what: str, complaint: str | None) -> None:
-    """Keeps what is not ready, or that it is again."""
-    if complaint is None:
-        problems.pop(what, None)
-    else:
-        problems[what] = complaint
-
-
 async def _recover(kept: Kept, source: Source, watch: Watch, post: Post, metrics: Metrics) -> None:
     """Has the channel go on from what an earlier life kept of it."""
     await post.put(await asyncio.to_thread(kept.give_back, source, watch, metrics))
 
 
-async def _watch(
+async def keep_watching(
     channel: str, recover: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], stop: asyncio.Event
 ) -> None:
     """One channel for life: whatever ends it is told once and it is started again; no other channel notices."""

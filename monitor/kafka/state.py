@@ -1,0 +1,83 @@
+"""The state topic: of each partition of frames, how far it was read and what its channels stood at, in one place.
+
+Partition p of the topic belongs to partition p of the frames and is written by its owner only, in transactions:
+`/offset` has the offset of the first record that is not in the state, and each channel has its own record. Read to
+its end it is what the last transaction left, whoever wrote it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from monitor.kafka.broker import ANSWER_S, connection, ensure_topics
+from monitor.kafka.records import Headers
+from monitor.settings import KafkaSettings
+
+OFFSET_KEY = b"/offset"  # no channel is called so
+READ_S = 120.0  # that reading all of a partition may take
+SLACK_MS = 200
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """What is kept of one partition. Its range is that of the frames that the broker still has."""
+
+    offset: int | None = None  # None where nothing was kept yet
+    channels: dict[str, tuple[bytes, Headers]] = field(default_factory=dict)
+    first: int = 0
+    end: int = 0
+
+
+def offset_value(offset: int) -> bytes:
+    return json.dumps({"offset": offset}).encode()
+
+
+async def read_kept(settings: KafkaSettings, frames: TopicPartition) -> Kept:
+    """All of it, as of the last transaction. Raises KafkaError, TimeoutError."""
+    kept, state = Kept(), TopicPartition(settings.state, frames.partition)
+    consumer = AIOKafkaConsumer(
+        **connection(settings),
+        group_id=None,
+        isolation_level="read_committed",
+        auto_offset_reset="earliest",
+        request_timeout_ms=int(ANSWER_S * 1000),
+        max_partition_fetch_bytes=16 << 20,
+    )
+    try:
+        async with asyncio.timeout(READ_S):
+            await consumer.start()
+            await _made_sure(settings, consumer, state)
+            consumer.assign([state])
+            kept.first = (await consumer.beginning_offsets([frames]))[frames]
+            kept.end = (await consumer.end_offsets([frames]))[frames]
+            end = (await consumer.end_offsets([state]))[state]
+            await consumer.seek_to_beginning(state)
+            while await consumer.position(state) < end:
+                for record in (await consumer.getmany(state, timeout_ms=SLACK_MS)).get(state, []):
+                    _note(kept, record.key, record.value, list(record.headers))
+    finally:
+        await asyncio.wait_for(consumer.stop(), ANSWER_S)
+    return kept
+
+
+async def _made_sure(settings: KafkaSettings, consumer: AIOKafkaConsumer, state: TopicPartition) -> None:
+    """Frames may have been given more partitions since the state's were made."""
+    await consumer.topics()
+    if state.partition not in (consumer.partitions_for_topic(state.topic) or ()):
+        await ensure_topics(settings, [settings.state])
+        await consumer.topics()
+
+
+def _note(kept: Kept, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+    if key is None:
+        return
+    if key == OFFSET_KEY:
+        kept.offset = json.loads(value)["offset"] if value else None
+    elif value is None:
+        kept.channels.pop(key.decode(), None)
+    else:
+        kept.channels[key.decode()] = value, headers

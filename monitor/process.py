@@ -1,0 +1,89 @@
+"""What the process of every role shares: how it is stopped, where it is asked for its health, what it complains of."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+
+from monitor.errors import ConfigError
+from monitor.health import Health
+from monitor.heartbeat import beat
+from monitor.metrics import Metrics
+from monitor.notify import feed_watchdog, notify
+from monitor.settings import WebSettings
+from monitor.web.probes import create_probes
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Has SIGTERM and SIGINT set it; who asks twice is not kept waiting."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop_or_leave, stop, number)
+
+
+@asynccontextmanager
+async def answering(web: WebSettings, metrics: Metrics, health: Health) -> AsyncGenerator[str, None]:
+    """Answers probes and scrapes while open, beats, and feeds systemd's watchdog; gives the address."""
+    listeners = [listen(web.host, web.port, "web.port")]
+    if web.probes_port is not None:
+        listeners.append(listen(web.probes_host, web.probes_port, "web.probes_port"))
+    app = create_probes(metrics.registry, health)
+    servers = [Server(uvicorn.Config(app, log_config=None, lifespan="off")) for _ in listeners]
+    async with asyncio.TaskGroup() as tasks:
+        for server, listener in zip(servers, listeners, strict=True):
+            tasks.create_task(server.serve([listener]))
+        background = [tasks.create_task(beat(metrics)), tasks.create_task(feed_watchdog(lambda: health.hangs))]
+        try:
+            yield address_of(listeners[0])
+        finally:
+            notify("STOPPING=1")
+            for task in background:
+                task.cancel()
+            for server in servers:
+                server.should_exit = True
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its own signal handlers: stopping is ours."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def listen(host: str, port: int, setting: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen()  # at once: who is told the address may connect before the server runs
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on {host}:{port} ({error.strerror}); set {setting}.") from error
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def stop_or_leave(stop: asyncio.Event, number: int) -> None:
+    """Stops; who asks twice is not kept waiting."""
+    if stop.is_set():
+        os._exit(128 + number)
+    stop.set()
+
+
+def note(problems: dict[str, str], what: str, complaint: str | None) -> None:
+    """Keeps what is not ready, or that it is again."""
+    if complaint is None:
+        problems.pop(what, None)
+    else:
+        problems[what] = complaint
