@@ -1,0 +1,220 @@
+"""Evidence on disk: a folder per alert with its report and pictures, kept within a quota and for some days.
+
+    evidence/0f/0f3c.../report.json           what the rest shows: frames, tiles with their numbers, notes
+                        air-start.jpg ...     paired frames: air and ref, at start, middle and end
+                        tile-start.png ...    similarity with mask and path drawn on it
+
+Each file is written aside and renamed, the report last, so a reader never sees half of one. Where there is not room for
+all, the oldest goes first, and what a reviewer confirmed goes last. Any process may read, and several may write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import time
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from monitor import __version__
+from monitor.alerting.alerts import ENDED, RETRACTED
+from monitor.alerting.outbox import History
+from monitor.desk.desk import ALERT_ID, Desk
+from monitor.ingest.clock import rfc3339
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "evidence"
+REPORT = "report.json"
+NAMES = re.compile(r"(air|ref)-(start|middle|end)\.jpg|tile-(start|end)\.png|report\.json")
+UNFINISHED = "the monitor stopped before the alert had ended, so its end is missing here"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One alert's evidence on disk."""
+
+    alert_id: str
+    written_at: float  # of its report, seconds of the epoch
+    size_bytes: int
+
+
+class EvidenceStore:
+    """The evidence of one data folder. Ids and names are looked at before they become part of a path."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir
+        self._root = data_dir / FOLDER
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def has(self, alert_id: str) -> bool:
+        """Whether there is evidence of this alert."""
+        return bool(ALERT_ID.fullmatch(alert_id)) and (self._folder(alert_id) / REPORT).exists()
+
+    def report(self, alert_id: str) -> dict[str, Any] | None:
+        """All that is known of an alert and the names of its pictures; None where there is no evidence of it."""
+        stored = self.stored(alert_id)
+        if stored is None:
+            return None
+        events = History(self.data_dir).alert(alert_id)
+        was_final = stored["alert"]["type"] in (ENDED, RETRACTED)
+        if events:
+            if not was_final and events[-1].alert.type in (ENDED, RETRACTED):
+                stored |= {"complete": False, "note": UNFINISHED}
+            stored["alert"] = events[-1].alert.as_dict()
+        return stored
+
+    def file(self, alert_id: str, name: str) -> bytes | None:
+        """One file's bytes; None where there is no such file, whatever the name."""
+        if not ALERT_ID.fullmatch(alert_id) or not NAMES.fullmatch(name):
+            return None
+        try:
+            return (self._folder(alert_id) / name).read_bytes()
+        except OSError:
+            return None
+
+    def paths(self, alert_id: str) -> list[Path]:
+        """Where the files of an alert are."""
+        if not self.has(alert_id):
+            return []
+        return sorted(path for path in self._folder(alert_id).iterdir() if NAMES.fullmatch(path.name))
+
+    def zip(self, alert_id: str) -> bytes | None:
+        """One archive with all that is known of an alert, and the SHA-256 of each of its files in `manifest.json`.
+
+        None where there is no such alert. Times are in UTC, and it says so.
+        """
+        if not ALERT_ID.fullmatch(alert_id):
+            return None
+        events = History(self.data_dir).alert(alert_id)
+        files = {path.name: path.read_bytes() for path in self.paths(alert_id)}
+        if not events and not files:
+            return None
+        if report := self.report(alert_id):
+            files[REPORT] = _json(report)
+        reviews = Desk(self.data_dir).reviews(alert_id)
+        files["events.json"] = _json([event.as_dict() for event in events])
+        files["reviews.json"] = _json([review.as_dict() for review in reviews])
+        now = datetime.now(UTC)
+        manifest = {
+            "alert": alert_id,
+            "made_at": rfc3339(now),
+            "time_zone": "UTC",
+            "copywatch": __version__,
+            "files": [
+                {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+                for name, content in sorted(files.items())
+            ],
+        }
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+            for name, content in [("manifest.json", _json(manifest)), *sorted(files.items())]:
+                entry = zipfile.ZipInfo(f"{alert_id}/{name}", now.timetuple()[:6])
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                out.writestr(entry, content)
+        return archive.getvalue()
+
+    def stored(self, alert_id: str) -> dict[str, Any] | None:
+        """The report as it was written."""
+        content = self.file(alert_id, REPORT)
+        if content is None:
+            return None
+        try:
+            report = dict(json.loads(content))
+            if report["alert"]["id"] == alert_id:
+                return report
+        except (ValueError, TypeError, KeyError):
+            pass
+        logger.error("the evidence of alert %s was damaged on disk and is left out", alert_id)
+        return None
+
+    def usage_bytes(self) -> int:
+        """What all of it takes."""
+        return sum(one.size_bytes for one in self.kept())
+
+    def kept(self) -> Iterator[Kept]:
+        """All that there is, in no order."""
+        for folder in self._root.glob("[0-9a-f][0-9a-f]/*"):
+            if not ALERT_ID.fullmatch(folder.name):
+                continue
+            try:
+                sizes = {entry.name: entry.stat() for entry in os.scandir(folder)}
+            except OSError:
+                continue  # just removed
+            newest = max((one.st_mtime for one in sizes.values()), default=0.0)
+            yield Kept(folder.name, newest, sum(one.st_size for one in sizes.values()))
+
+    # --- writing -----------------------------------------------------------------------------------------------------
+
+    def write(self, alert_id: str, report: Mapping[str, Any], pictures: Mapping[str, bytes], *, last: bool) -> int:
+        """Keeps the report and these pictures beside those that are there; the bytes that the alert takes then.
+
+        `last` has it all on disk before it returns. Raises OSError.
+        """
+        folder = self._folder(alert_id)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in (*pictures.items(), (REPORT, _json(report))):
+            if not NAMES.fullmatch(name):
+                raise ValueError(f"{name!r} is no name of evidence")
+            aside = folder / f"{name}.tmp"
+            with aside.open("wb") as file:
+                file.write(content)
+                if last:
+                    file.flush()
+                    os.fsync(file.fileno())
+            aside.replace(folder / name)
+        if last:
+            _sync(folder)
+        return sum(entry.stat().st_size for entry in os.scandir(folder))
+
+    def remove(self, alert_id: str) -> None:
+        """Removes all of an alert's evidence, the report first."""
+        folder = self._folder(alert_id)
+        (folder / REPORT).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def evict(
+        self, quota_bytes: int, keep: timedelta, pinned: Collection[str], now: float | None = None
+    ) -> tuple[int, dict[str, int]]:
+        """Makes room: what is left, in bytes, and how many alerts' evidence went for `age` and for `quota`.
+
+        What is older than `keep` goes, unless it is pinned; then the oldest, until all fits; what is pinned goes last.
+        """
+        oldest = (time.time() if now is None else now) - keep.total_seconds()
+        kept = sorted(self.kept(), key=lambda one: (one.alert_id in pinned, one.written_at, one.alert_id))
+        total, gone = sum(one.size_bytes for one in kept), {"age": 0, "quota": 0}
+        for one in kept:
+            is_old = one.written_at < oldest and one.alert_id not in pinned
+            if is_old or total > quota_bytes:
+                self.remove(one.alert_id)
+                total -= one.size_bytes
+                gone["age" if is_old else "quota"] += 1
+        return total, gone
+
+    def _folder(self, alert_id: str) -> Path:
+        if not ALERT_ID.fullmatch(alert_id):
+            raise ValueError(f"{alert_id!r} is no alert's id")
+        return self._root / alert_id[:2] / alert_id
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _sync(folder: Path) -> None:
+    """Has the folder's names on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

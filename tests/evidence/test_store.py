@@ -1,0 +1,122 @@
+"""Evidence on disk: what is written is what is read, nothing outside its folder is, and it stays within its quota."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from monitor.alerting.outbox import Letter, Outbox
+from monitor.desk.desk import Desk
+from monitor.evidence.store import UNFINISHED, EvidenceStore
+from tests.alerting.test_outbox import life
+
+ALERT, OTHER, THIRD = "a" * 24, "b" * 24, "c" * 24
+DAYS = timedelta(days=30)
+
+
+def filled(folder: Path, alert_id: str = ALERT, size: int = 1000, age_s: float = 0.0, *, last: bool = True) -> None:
+    store, event = EvidenceStore(folder), life(alert_id)[2 if last else 0]
+    report = {"alert": event.as_dict(), "frames": [], "tiles": [], "complete": True, "note": None}
+    store.write(alert_id, report, {"air-start.jpg": b"j" * size}, last=last)
+    for path in store.paths(alert_id):
+        seconds = path.stat().st_mtime - age_s
+        os.utime(path, (seconds, seconds))
+
+
+def told(folder: Path, *alert_ids: str) -> None:
+    with Outbox.open(folder, ()) as outbox:
+        outbox.write([Letter("ch5", life(alert_id)) for alert_id in alert_ids])
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    store = EvidenceStore(tmp_path)
+    assert (store.has(ALERT), store.report(ALERT), store.file(ALERT, "air-start.jpg")) == (False, None, None)
+    filled(tmp_path)
+    assert store.has(ALERT)
+    assert store.file(ALERT, "air-start.jpg") == b"j" * 1000
+    assert store.file(ALERT, "air-end.jpg") is None
+    report = store.report(ALERT)
+    assert report is not None
+    assert (report["complete"], report["alert"]["type"]) == (True, "alert.ended")
+    assert store.usage_bytes() == sum(path.stat().st_size for path in store.paths(ALERT))
+
+
+def test_evidence_of_an_alert_whose_end_was_told_by_another_life_says_so(tmp_path: Path) -> None:
+    filled(tmp_path, last=False)
+    told(tmp_path, ALERT)
+    report = EvidenceStore(tmp_path).report(ALERT)
+    assert report is not None
+    assert (report["complete"], report["note"], report["alert"]["type"]) == (False, UNFINISHED, "alert.ended")
+
+
+@pytest.mark.parametrize("id", ["../" + ALERT, "..", "", "A" * 24, ALERT + "\n", ALERT + "/..", "a" * 23])
+@pytest.mark.parametrize("name", ["report.json", "../../x", "/etc/passwd", "air-start.jpg\n", "air-start.jpg.tmp"])
+def test_no_other_file_is_reached(id: str, name: str, tmp_path: Path) -> None:
+    filled(tmp_path)
+    (tmp_path / "x").write_text("secret")
+    store = EvidenceStore(tmp_path)
+    assert store.file(id, name) is None
+    assert name == "report.json" or store.file(ALERT, name) is None
+    assert (store.has(id), store.report(id), store.zip(id), store.paths(id)) == (False, None, None, [])
+
+
+def test_a_report_that_was_damaged_is_left_out(tmp_path: Path) -> None:
+    filled(tmp_path)
+    report = next(path for path in EvidenceStore(tmp_path).paths(ALERT) if path.name == "report.json")
+    report.write_bytes(report.read_bytes()[:50])
+    assert EvidenceStore(tmp_path).report(ALERT) is None
+
+
+def test_the_archive_has_the_hash_of_each_of_its_files_and_names_its_zone(tmp_path: Path) -> None:
+    filled(tmp_path)
+    told(tmp_path, ALERT)
+    Desk(tmp_path).review(ALERT, "confirmed", "Ann", "seen")
+    content = EvidenceStore(tmp_path).zip(ALERT)
+    assert content is not None
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        files = {name.removeprefix(f"{ALERT}/"): archive.read(name) for name in archive.namelist()}
+    manifest = json.loads(files.pop("manifest.json"))
+    assert {one["name"]: one["sha256"] for one in manifest["files"]} == {
+        name: hashlib.sha256(content).hexdigest() for name, content in files.items()
+    }
+    assert set(files) == {"report.json", "air-start.jpg", "events.json", "reviews.json"}
+    assert (manifest["time_zone"], manifest["alert"], manifest["made_at"][-1]) == ("UTC", ALERT, "Z")
+    assert [event["seq"] for event in json.loads(files["events.json"])] == [1, 2, 3]
+    assert json.loads(files["reviews.json"])[0]["by"] == "Ann"
+
+
+def test_an_alert_without_evidence_can_be_archived_and_one_that_is_not_there_cannot(tmp_path: Path) -> None:
+    told(tmp_path, ALERT)
+    store = EvidenceStore(tmp_path)
+    assert store.zip(ALERT) is not None
+    assert store.zip(OTHER) is None
+
+
+def test_the_oldest_goes_first_and_what_was_confirmed_goes_last(tmp_path: Path) -> None:
+    store = EvidenceStore(tmp_path)
+    for alert_id, age_s in ((ALERT, 300), (OTHER, 200), (THIRD, 100)):
+        filled(tmp_path, alert_id, 10_000, age_s)
+    each = store.usage_bytes() // 3
+    assert store.evict(4 * each, DAYS, ()) == (store.usage_bytes(), {"age": 0, "quota": 0})
+    left, gone = store.evict(2 * each + 100, DAYS, {ALERT})
+    assert (left, gone) == (store.usage_bytes(), {"age": 0, "quota": 1})
+    assert {one.alert_id for one in store.kept()} == {ALERT, THIRD}
+    store.evict(each + 100, DAYS, {ALERT})
+    assert {one.alert_id for one in store.kept()} == {ALERT}
+    assert store.evict(10, DAYS, {ALERT}) == (0, {"age": 0, "quota": 1})
+
+
+def test_what_is_too_old_goes_unless_it_was_confirmed(tmp_path: Path) -> None:
+    store = EvidenceStore(tmp_path)
+    for alert_id, age_s in ((ALERT, 40 * 86400), (OTHER, 31 * 86400), (THIRD, 29 * 86400)):
+        filled(tmp_path, alert_id, age_s=age_s)
+    _, gone = store.evict(10**9, DAYS, {ALERT})
+    assert gone == {"age": 1, "quota": 0}
+    assert {one.alert_id for one in store.kept()} == {ALERT, THIRD}
