@@ -158,7 +158,7 @@ def _write_lines(path: Path, values: Iterable[object]) -> None:
 def serve(context: typer.Context, config_file: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """Watch every configured channel until told to stop."""
     settings = settings_of(context, config_file, data_dir)
-    if not settings.channels:
+    if not settings.channels and not (config_file or context.obj[0]):  # a file may get its channels while it is served
         raise ConfigError(
             "no channel is configured; add `channels:` with a name and a url to the file given by --config."
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from monitor.demo.media import Media, make_media
 from tests.broker import Broker, session_broker
 from tests.studio import Studio, build
 
@@ -13,6 +15,18 @@ from tests.studio import Studio, build
 @pytest.fixture(scope="session")
 def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
     return build(tmp_path_factory.mktemp("studio"))
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `demo` of a data folder."""
+    return tmp_path_factory.mktemp("data") / "demo"
+
+
+@pytest.fixture(scope="session")
+def made(home: Path) -> Media:
+    """The demo's media."""
+    return make_media(home)
 
 
 @pytest.fixture(scope="session")

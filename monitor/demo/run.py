@@ -148,7 +148,7 @@ class Show:
         self._say = say
         self._fast = fast
         self._transmitter = Transmitter(media.broadcast, self._matched_pace if fast else wall_clock, again=not leave)
-        self._address = ""  # of health and metrics, once known
+        self._address = ""  # of dashboard and metrics, once known
         self._matched = (0.0, 0)  # when /metrics was read last, seconds matched by then
         self._open: set[str] = set()
         self._told: list[Alert] = []
@@ -178,7 +178,7 @@ class Show:
 
     def _ready(self, address: str) -> None:
         self._address = address
-        self._say(f"[3/4] watching {self._transmitter.url}   metrics {address}/metrics")
+        self._say(f"[3/4] watching {self._transmitter.url}   dashboard {address}")
         self._say("[4/4] alerts, times are those of the broadcast" + ("" if self._leave else "; Ctrl-C to stop"))
 
     def _tell(self, alert: Alert) -> None:
@@ -212,7 +212,7 @@ class Show:
             stop.set()  # closes what is still open
         else:
             self._conclude()
-            self._say("The broadcast starts again; Ctrl-C to stop.")
+            self._say(f"The broadcast starts again; dashboard {self._address}; Ctrl-C to stop.")
 
     def _conclude(self) -> Verdict:
         """The verdict on the first airing, told once."""

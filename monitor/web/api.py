@@ -10,6 +10,7 @@ from monitor.web.alerts import add_alerts
 from monitor.web.auth import Gatekeeper
 from monitor.web.board import Board
 from monitor.web.channels import add_channels
+from monitor.web.dashboard import add_dashboard
 from monitor.web.events import Events, add_events
 from monitor.web.guard import Guard
 from monitor.web.probes import probes
@@ -35,6 +36,7 @@ class Web:
         add_references(self.app, station)
         add_alerts(self.app, station)
         add_events(self.app, self._events)
+        add_dashboard(self.app)
         tell_problems(self.app)
         self.app.add_middleware(Guard, api=self.app, gatekeeper=gatekeeper)
 

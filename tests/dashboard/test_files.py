@@ -1,0 +1,51 @@
+"""The dashboard's files: all are shipped, served as they lie there, and under a policy that runs nothing else."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import tomllib
+from pathlib import Path
+
+from monitor.web.dashboard import FOLDER, KINDS, POLICY
+from tests.web.serving import Serving
+
+FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in KINDS)
+PAGES = [path for path in FILES if path.suffix == ".js"]
+
+
+def test_every_file_is_in_the_package() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["monitor.web.dashboard"]
+    others = {path.name for path in FOLDER.iterdir() if path.is_file()} - {path.name for path in FILES}
+    assert others <= {"__init__.py"}
+    assert [path.name for path in FILES if not any(fnmatch.fnmatch(path.name, one) for one in patterns)] == []
+
+
+def test_files_are_served_as_they_are_with_the_policy(hostile: Serving) -> None:
+    client = hostile.client()
+    for path in FILES:
+        reply = client("GET", "/" if path.name == "index.html" else f"/assets/{path.name}")
+        assert reply.body == path.read_bytes()
+        assert reply.headers["content-type"] == KINDS[path.suffix]
+        assert reply.headers["content-security-policy"] == POLICY
+        again = client("GET", f"/assets/{path.name}", headers={"If-None-Match": reply.headers["etag"]})
+        assert (again.status, again.body) == (304, b"")
+
+
+def test_nothing_beside_them_is_served(hostile: Serving) -> None:
+    names = ("__init__.py", "../api.py", "..%2fapi.py", "%2e%2e%2fapi.py", "nothing.js", ".", "")
+    assert {hostile.client()("GET", f"/assets/{name}").status for name in names} == {404}
+
+
+def test_text_never_becomes_markup() -> None:
+    """The policy refuses it in the browser; here it is not even tried."""
+    markup = re.compile(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc"
+    )
+    assert [path.name for path in PAGES if markup.search(path.read_text())] == []
+
+
+def test_nothing_is_loaded_from_elsewhere() -> None:
+    elsewhere = re.compile(r"https?://(?!www\.w3\.org/2000/svg|example\.org|…)")
+    assert [path.name for path in FILES if elsewhere.search(path.read_text())] == []
