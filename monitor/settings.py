@@ -56,13 +56,12 @@ def _openable(url: str) -> str:
     return url
 
 
-def _loopback(host: str) -> str:
+def _address(host: str) -> str:
     try:
-        local = ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
-        local = host == "localhost"
-    if not local:
-        raise ValueError("expected a loopback address such as 127.0.0.1, since the web server asks for no token yet")
+        if host != "localhost":
+            raise ValueError("expected an address such as 127.0.0.1, or 0.0.0.0 for all of this machine's") from None
     return host
 
 
@@ -138,10 +137,11 @@ class RegistrationSettings(_Section):
 
 
 class WebSettings(_Section):
-    """Health and metrics over HTTP."""
+    """The API, the dashboard, health and metrics over HTTP."""
 
-    host: Annotated[str, AfterValidator(_loopback)] = Field(
-        default="127.0.0.1", description="Loopback address to listen on."
+    host: Annotated[str, AfterValidator(_address)] = Field(
+        default="127.0.0.1",
+        description="Address to listen on; beyond loopback only once `copywatch tokens add` made a token.",
     )
     port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     probes_host: str = Field(
@@ -149,6 +149,9 @@ class WebSettings(_Section):
     )
     probes_port: int | None = Field(
         default=None, ge=0, le=65535, description="One more port with /livez, /readyz and /metrics alone; 0 a free one."
+    )
+    max_upload_bytes: int = Field(
+        default=8 << 30, ge=1, description="Size of an uploaded video beyond which it is refused."
     )
 
 

@@ -22,6 +22,7 @@ from monitor.desk.following import follow_desk, rules_at_start
 from monitor.errors import ConfigError
 from monitor.health import Health, Worker
 from monitor.heartbeat import beat
+from monitor.ingest.glimpses import Glimpses
 from monitor.ingest.live import LiveSource
 from monitor.ingest.sources import FileSource, Source
 from monitor.logs import channel_logs
@@ -33,8 +34,10 @@ from monitor.recovery import Kept
 from monitor.refreshing import follow, tell_index
 from monitor.settings import ChannelSettings, Settings, load_settings
 from monitor.web.api import Web
+from monitor.web.auth import check_exposure
 from monitor.web.probes import create_probes
 from monitor.web.station import Station
+from monitor.web.tokens import Tokens
 from reference_db.index import IndexKeeper
 
 logger = logging.getLogger(__name__)
@@ -70,6 +73,7 @@ async def serve(
     stop = stop or asyncio.Event()
     stop_on_signals(stop)
     web = settings.web
+    check_exposure(web.host, Tokens(settings.data_dir))
     listeners = [listen(web.host, web.port, "web.port")]
     if web.probes_port is not None:
         listeners.append(listen(web.probes_host, web.probes_port, "web.probes_port"))
@@ -85,7 +89,7 @@ async def serve(
         sinks["file"] = JsonLinesSink(settings.alerting.output)
     if on_alert is not None:
         sinks["callback"] = CallbackSink(on_alert)
-    compute = Compute(models, metrics)
+    compute, glimpses = Compute(models, metrics), Glimpses()
     outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
     problems: dict[str, str] = {}
     post = Post(outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(note, problems, "outbox"))
@@ -101,17 +105,22 @@ async def serve(
         model=models.name,
         encoder_id=models.encoder.encoder_id,
         channels=lambda: roster.watched,
+        glimpses=glimpses,
         put=post.put,
     )
     face = Web(station)
     apps = face.app, create_probes(metrics.registry, health)
-    servers = [Server(uvicorn.Config(app, log_config=None, lifespan="off")) for app in apps[: len(listeners)]]
+    servers = [
+        Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+        for app in apps[: len(listeners)]
+    ]
 
     def is_paused() -> bool:
         return stop.is_set() and not ends_on_stop
 
     def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
-        source, thinking = open_source(channel, metrics, real_time=real_time), Watch(library, models, settings, metrics)
+        source = glimpses.of(open_source(channel, metrics, real_time=real_time))
+        thinking = Watch(library, models, settings, metrics)
         work = partial(run_stream, source, thinking, post, compute, metrics, is_paused)
         return source, keep_watching(
             source.channel, partial(_recover, kept, source, thinking, post, metrics), work, stop

@@ -179,15 +179,10 @@ class References:
 
         `to` is a file that is not there yet, or a folder; ID.copywatch in the present one when left out.
         """
-        with Catalog.open(self.data_dir) as catalog:
-            reference = catalog.get(ReferenceId(id))
-            features = catalog.features(reference.id)
-        if reference.n_seconds > MAX_SECONDS:
-            raise CatalogError(f"{id} is longer than an export can be: {MAX_SECONDS // 3600} hours.")
+        content = self.exported(id)
         target = to or Path()
         if target.is_dir():
-            target = target / f"{reference.id}{EXPORT_ENDING}"
-        content = packed(replace(reference, thumbnails_sha256=""), features)
+            target = target / f"{id}{EXPORT_ENDING}"
         try:
             with target.open("xb") as file:
                 file.write(content)
@@ -199,6 +194,15 @@ class References:
             target.unlink(missing_ok=True)
             raise CatalogError(f"{target} cannot be written: {error.strerror}.") from error
         return target
+
+    def exported(self, id: str) -> bytes:
+        """What `export` writes."""
+        with Catalog.open(self.data_dir) as catalog:
+            reference = catalog.get(ReferenceId(id))
+            features = catalog.features(reference.id)
+        if reference.n_seconds > MAX_SECONDS:
+            raise CatalogError(f"{id} is longer than an export can be: {MAX_SECONDS // 3600} hours.")
+        return packed(replace(reference, thumbnails_sha256=""), features)
 
     def import_(self, path: Path, *, id: str | None = None) -> Registration:
         """The exported reference, safe in this library; `id` gives it another id than it had.

@@ -160,7 +160,7 @@ def test_config_show_hides_credentials_and_says_what_is_in_force(run: Run, tmp_p
     assert "url: rtsp://***@h/a" in shown.out
     said = run("config", "show", "--config", "c.yaml", "--data-dir", "/x", "--json").said
     assert isinstance(said, dict)
-    assert said["web"] == {"host": "127.0.0.1", "port": 9}
+    assert said["web"].items() >= {"host": "127.0.0.1", "port": 9}.items()
     assert said["data_dir"] == "/x"
     assert said["channels"][0]["url"] == "rtsp://***@h/a"
 

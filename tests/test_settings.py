@@ -87,8 +87,8 @@ def test_a_key_of_another_section_is_found_there(tmp_path: Path) -> None:
 
 
 def test_a_key_like_no_other_gets_the_list(tmp_path: Path) -> None:
-    config = written(tmp_path, "web: {zzz: 1}\n")
-    assert complaint(config) == f"{config}:1: unknown key web.zzz; known here: host, port."
+    config = written(tmp_path, "compute: {zzz: 1}\n")
+    assert complaint(config) == f"{config}:1: unknown key compute.zzz; known here: threads."
 
 
 def test_a_wrong_value_is_named_with_its_line_and_the_expectation(tmp_path: Path) -> None:
@@ -157,14 +157,13 @@ def test_variables_that_kubernetes_sets_beside_a_service_are_no_settings(monkeyp
     assert load_settings().web.port == 8080
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.4", "example.org", "::"])
-def test_the_web_server_stays_on_loopback(tmp_path: Path, host: str) -> None:
-    said = complaint(written(tmp_path, f"web:\n  host: '{host}'\n"))
-    assert f"web.host is '{host}': expected a loopback address" in said
+def test_the_web_server_listens_on_an_address(tmp_path: Path) -> None:
+    said = complaint(written(tmp_path, "web:\n  host: 'example.org'\n"))
+    assert "web.host is 'example.org': expected an address such as 127.0.0.1" in said
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost"])
-def test_any_loopback_address_will_do(tmp_path: Path, host: str) -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.9", "::1", "localhost", "0.0.0.0", "::"])
+def test_any_address_will_do(tmp_path: Path, host: str) -> None:
     assert load_settings(written(tmp_path, f"web:\n  host: '{host}'\n")).web.host == host
 
 

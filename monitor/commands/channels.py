@@ -6,19 +6,16 @@ line shows up in the process list while the command runs: `-` takes it from stdi
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 import urllib.request
-from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import ValidationError
 
 from monitor.commands.terminal import ConfigOption, JsonOption, print_json, print_table, settings_of
-from monitor.errors import ConfigError, Unreachable
+from monitor.errors import ConfigError
 from monitor.settings import ChannelSettings, Settings
 from reference_db.addresses import redact_url, shown
 
@@ -94,7 +91,14 @@ def try_channel(
     config_file = config_file or context.obj[0]
     known = {one.name: one for one in settings_of(context, config_file).channels} if config_file else {}
     channel = known.get(name_or_url) or _channel("test", _read(name_or_url), "exact", [])
-    found = _tried(channel, seconds, thumbnail or Path(f"{channel.name}.jpg"))
+    from PIL import Image
+
+    from monitor.ingest.trial import look_at
+
+    found, picture = look_at(channel, seconds)
+    thumbnail = thumbnail or Path(f"{channel.name}.jpg")
+    Image.fromarray(picture).save(thumbnail, quality=85)
+    found["thumbnail"] = str(thumbnail)
     if as_json:
         print_json(found)
         return
@@ -138,43 +142,4 @@ def _states(settings: Settings) -> dict[str, str]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
         if sample.name == "copywatch_channel_state" and sample.value == 1
-    }
-
-
-def _tried(channel: ChannelSettings, seconds: float, thumbnail: Path) -> dict[str, Any]:
-    """What a look at the channel found. Raises Unreachable with the reason in words."""
-    from PIL import Image
-
-    from reference_db.decoding import DecodingChild
-    from reference_db.errors import MediaError
-
-    url = channel.url if "://" in channel.url else f"file://{os.path.abspath(channel.url)}"
-    began = time.monotonic()
-    first: tuple[float, float] | None = None  # its arrival and its own time
-    last = (0.0, 0.0)
-    try:
-        with DecodingChild(url, live=True, mode="exact", allow=channel.allow) as child:
-            for frame in child.frames():
-                last = (time.monotonic(), frame.pts_s)
-                if first is None:
-                    first = last
-                    Image.fromarray(frame.picture).save(thumbnail, quality=85)
-                if last[0] - first[0] >= seconds or last[1] - first[1] >= 2 * seconds:
-                    break
-            info, keys = child.info(), list(child.key_times_s)
-    except MediaError as error:
-        raise Unreachable(str(error)) from error
-    assert first is not None
-    gaps = [b - a for a, b in pairwise(keys) if b > a]
-    return {
-        "address": shown(channel.url),
-        "container": info.format,
-        "codec": info.codec,
-        "size": f"{info.width}x{info.height}",
-        "fps": None if info.fps is None else round(info.fps, 2),
-        "key_frame_every_s": round(sum(gaps) / len(gaps), 2) if gaps else None,
-        "first_picture_s": round(first[0] - began, 1),
-        "lag_s": round(max(0.0, (last[0] - first[0]) - (last[1] - first[1])), 1),
-        "watched_s": round(last[1] - first[1], 1),
-        "thumbnail": str(thumbnail),
     }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Annotated, Literal
 
-from fastapi import FastAPI, Path, Query
+from fastapi import FastAPI, Path, Query, Request
 from pydantic import AwareDatetime, BaseModel, Field
 
 from monitor.alerting.alerts import ENDED, RETRACTED
@@ -14,6 +17,8 @@ from monitor.web.paging import Cursor, Limit, Page, cursor_of, number_of
 from monitor.web.problems import MAY_FAIL, not_found
 from monitor.web.station import Station
 
+SCANS = 20  # pages read for one, where reviews are asked for
+SETTLED_S = 3.0  # within which a running monitor has acted on a review
 AlertId = Annotated[str, Path(pattern=r"^[0-9a-f]{24}$")]
 Moment = Annotated[AwareDatetime | None, Query(description="RFC 3339.")]
 
@@ -40,6 +45,13 @@ class ReviewOut(BaseModel):
     by: str
     at: str
     note: str
+
+
+class ReviewIn(BaseModel):
+    """What a person says of the alert."""
+
+    decision: Literal["confirmed", "false", "licensed"]
+    note: str = Field(default="", max_length=1000)
 
 
 class AlertOut(BaseModel):
@@ -110,8 +122,8 @@ def add_alerts(api: FastAPI, station: Station) -> None:
         cursor: Cursor = None,
     ) -> Page[AlertOut]:
         """Alerts, the newest first. A page may be shorter than asked for; `next` says whether there are more."""
-        found = station.history.alerts(
-            before=number_of(cursor),
+        read = partial(
+            station.history.alerts,
             limit=limit + 1,
             channel=channel,
             reference=reference,
@@ -122,31 +134,70 @@ def add_alerts(api: FastAPI, station: Station) -> None:
             since=_utc(since),
             until=_utc(until),
         )
-        items = [told(event, station) for _, event in found[:limit]]
-        return Page(items=items, next=cursor_of(found[limit - 1][0]) if len(found) > limit else None)
+        items: list[AlertOut] = []
+        before, has_more = number_of(cursor), True
+        for _ in range(SCANS):  # reviews are kept elsewhere, so alerts are read until enough of them fit
+            found = read(before=before)
+            has_more = len(found) > limit
+            views = told([event for _, event in found[:limit]], station)
+            for (first_n, _), alert in zip(found, views, strict=False):
+                if len(items) == limit:
+                    has_more = True
+                    break
+                before = first_n
+                if review is None or review == (alert.review.decision if alert.review else "none"):
+                    items.append(alert)
+            if len(items) == limit or not has_more:
+                break
+        return Page(items=items, next=cursor_of(before) if has_more and before is not None else None)
 
     @api.get("/api/v1/alerts/{id}", responses=MAY_FAIL, tags=["alerts"])
     def show_alert(id: AlertId) -> AlertStory:
         """One alert and how it came to be."""
-        events = station.history.alert(id)
-        if not events:
-            raise not_found(f"alert {id}")
-        alert = events[-1].alert
-        lengths = {one.id: one.n_seconds for one in station.library.index.references}
-        story = [
-            ToldOut(n=one.n, seq=one.alert.seq, type=one.alert.type, told_at=one.told_at, score=one.alert.score)
-            for one in events
-        ]
-        seconds = lengths.get(alert.reference)
-        return AlertStory(**told(events[-1], station).model_dump(), events=story, reference_seconds=seconds)
+        return _story(id, station)
+
+    @api.post("/api/v1/alerts/{id}/review", responses=MAY_FAIL, tags=["alerts"])
+    async def review_alert(id: AlertId, asked: ReviewIn, request: Request) -> AlertStory:
+        """Keeps what somebody says of an alert; `false` retracts it. Who said so is the token's name."""
+        before = await asyncio.to_thread(_story, id, station)
+        await asyncio.to_thread(station.desk.review, id, asked.decision, request.state.caller.name, asked.note)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + SETTLED_S
+        while (after := await asyncio.to_thread(_story, id, station)).seq == before.seq and loop.time() < until:
+            if asked.decision != "false" or before.status == "retracted":
+                break  # nothing more need come of it
+            await asyncio.sleep(0.1)  # the monitor looks at the desk once a second
+        return after
 
 
-def told(event: Event, station: Station) -> AlertOut:
-    """The alert as everybody is told it."""
-    status = {ENDED: "ended", RETRACTED: "retracted"}.get(event.alert.type, "open")
-    return AlertOut.model_validate(
-        {**event.alert.as_dict(), "status": status, "told_at": event.told_at, "review": None, "has_evidence": False}
-    )
+def _story(id: str, station: Station) -> AlertStory:
+    events = station.history.alert(id)
+    if not events:
+        raise not_found(f"alert {id}")
+    lengths = {one.id: one.n_seconds for one in station.library.index.references}
+    life = [
+        ToldOut(n=one.n, seq=one.alert.seq, type=one.alert.type, told_at=one.told_at, score=one.alert.score)
+        for one in events
+    ]
+    (view,) = told(events[-1:], station)
+    seconds = lengths.get(events[-1].alert.reference)
+    return AlertStory(**view.model_dump(), events=life, reference_seconds=seconds)
+
+
+def told(events: Sequence[Event], station: Station) -> list[AlertOut]:
+    """The alerts as everybody is told them."""
+    reviews = station.desk.latest_reviews([event.alert.id for event in events])
+    found = []
+    for event in events:
+        review = reviews.get(event.alert.id)
+        more = {
+            "status": {ENDED: "ended", RETRACTED: "retracted"}.get(event.alert.type, "open"),
+            "told_at": event.told_at,
+            "review": None if review is None else review.as_dict(),
+            "has_evidence": False,
+        }
+        found.append(AlertOut.model_validate({**event.alert.as_dict(), **more}))
+    return found
 
 
 def _utc(moment: datetime | None) -> str | None:

@@ -13,6 +13,7 @@ from monitor.web.channels import add_channels
 from monitor.web.dashboard import add_dashboard
 from monitor.web.events import Events, add_events
 from monitor.web.guard import Guard
+from monitor.web.licences import add_licences
 from monitor.web.probes import probes
 from monitor.web.problems import tell_problems
 from monitor.web.references import add_references
@@ -27,7 +28,7 @@ class Web:
     def __init__(self, station: Station) -> None:
         tokens, board = Tokens(station.settings.data_dir), Board(station)
         gatekeeper = Gatekeeper(tokens)
-        self._events = Events(station, board)
+        self.events = Events(station, board)
         self.app = FastAPI(title="Copywatch", version=__version__, docs_url=None, redoc_url=None)
         self.app.include_router(probes(station.metrics.registry, station.health))
         add_system(self.app, station, board)
@@ -35,10 +36,11 @@ class Web:
         add_channels(self.app, station, board)
         add_references(self.app, station)
         add_alerts(self.app, station)
-        add_events(self.app, self._events)
+        add_licences(self.app, station)
+        add_events(self.app, self.events)
         add_dashboard(self.app)
         tell_problems(self.app)
         self.app.add_middleware(Guard, api=self.app, gatekeeper=gatekeeper)
 
     async def run(self) -> None:
-        await self._events.run()
+        await self.events.run()

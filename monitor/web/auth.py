@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
+from monitor.errors import ConfigError
 from monitor.web.problems import Problem
 from monitor.web.tokens import TOKEN_PREFIX, Tokens
 
@@ -37,12 +38,25 @@ SCOPES: dict[tuple[str, str], Scope | None] = {
     ("DELETE", "/api/v1/session"): None,
     ("GET", "/api/v1/tokens"): "admin",
     ("GET", "/api/v1/channels"): "read",
+    ("POST", "/api/v1/channels"): "write",
+    ("POST", "/api/v1/channels/test"): "write",
     ("GET", "/api/v1/channels/{name}"): "read",
+    ("DELETE", "/api/v1/channels/{name}"): "write",
+    ("GET", "/api/v1/channels/{name}/thumbnail"): "read",
     ("GET", "/api/v1/references"): "read",
     ("GET", "/api/v1/references/{id}"): "read",
+    ("DELETE", "/api/v1/references/{id}"): "write",
+    ("GET", "/api/v1/references/{id}/export"): "read",
+    ("GET", "/api/v1/references/{id}/exclusions"): "read",
+    ("POST", "/api/v1/references/{id}/exclusions"): "write",
+    ("DELETE", "/api/v1/references/{id}/exclusions/{n}"): "write",
     ("GET", "/api/v1/references/{id}/thumbnails/{second}"): "read",
     ("GET", "/api/v1/alerts"): "read",
     ("GET", "/api/v1/alerts/{id}"): "read",
+    ("POST", "/api/v1/alerts/{id}/review"): "write",
+    ("GET", "/api/v1/licences"): "read",
+    ("POST", "/api/v1/licences"): "write",
+    ("DELETE", "/api/v1/licences/{id}"): "write",
     ("GET", "/api/v1/events"): "read",
 }
 
@@ -125,6 +139,15 @@ class Gatekeeper:
                     return None  # an old cookie does not keep anybody from logging in
                 raise
         return None
+
+
+def check_exposure(host: str, tokens: Tokens) -> None:
+    """Raises ConfigError where others could reach an address that nobody needs a token for."""
+    if not is_loopback(host) and not tokens.any():
+        raise ConfigError(
+            f"web.host {host} can be reached by others and there is no token; "
+            "run `copywatch tokens add NAME --scope admin` first, or set web.host to 127.0.0.1."
+        )
 
 
 def is_loopback(host: str) -> bool:

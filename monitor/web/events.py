@@ -11,12 +11,13 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Query
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from monitor.errors import OutboxFailed
+from monitor.errors import DeskFailed, MonitorError, OutboxFailed
 from monitor.web.alerts import told
 from monitor.web.board import Board
 from monitor.web.problems import MAY_FAIL, Problem
@@ -40,31 +41,34 @@ class Events:
     def __init__(self, station: Station, board: Board) -> None:
         self._station, self._board = station, board
         self._queues: set[asyncio.Queue[ServerSentEvent | None]] = set()
-        self._at = 0
+        self._at = self._reviewed = 0  # the newest alert event and review that were told
         self._generation = -1
 
     async def run(self) -> None:
-        self._at = await asyncio.to_thread(self._newest)
-        while True:
-            await asyncio.sleep(POLL_S)
-            for event in await asyncio.to_thread(self._news):
-                self.publish(event)
+        try:
+            await asyncio.to_thread(self._begin)
+            while True:
+                await asyncio.sleep(POLL_S)
+                for event in await asyncio.to_thread(self._news):
+                    self.publish(event)
+        finally:
+            for queue in list(self._queues):
+                self._drop(queue)
 
     def publish(self, event: ServerSentEvent) -> None:
         """Tells every listener; one that is too far behind is dropped."""
         for queue in list(self._queues):
             if queue.full():
-                self._queues.discard(queue)
-                while not queue.empty():
-                    queue.get_nowait()
-                queue.put_nowait(None)
+                self._drop(queue)
                 logger.info("a listener that did not read was dropped")
             else:
                 queue.put_nowait(event)
 
-    def tell(self, kind: str, data: dict[str, Any]) -> None:
-        """Tells something that has no number."""
-        self.publish(ServerSentEvent(data=json.dumps(data), event=kind))
+    def _drop(self, queue: asyncio.Queue[ServerSentEvent | None]) -> None:
+        self._queues.discard(queue)
+        while not queue.empty():
+            queue.get_nowait()
+        queue.put_nowait(None)
 
     async def listen(self, after: int | None) -> AsyncIterator[ServerSentEvent]:
         """What was missed, then what happens."""
@@ -92,11 +96,11 @@ class Events:
     def n_listeners(self) -> int:
         return len(self._queues)
 
-    def _newest(self) -> int:
-        try:
-            return self._station.history.newest()
-        except OutboxFailed:
-            return 0
+    def _begin(self) -> None:
+        with suppress(OutboxFailed):
+            self._at = self._station.history.newest()
+        with suppress(MonitorError):
+            self._reviewed = max((one.n for one in self._station.desk.reviews(limit=10**9)), default=0)
 
     def _news(self) -> list[ServerSentEvent]:
         """What came since the last look; runs in a thread."""
@@ -105,13 +109,22 @@ class Events:
             alerts = self._told_after(self._at, BATCH)
             self._at = max([self._at, *(int(event.id or 0) for event in alerts)])
             channels = {one.name: one for one in self._board.channels()} if changed else {}
-        except OutboxFailed:
+            reviewed = self._reviews()
+        except (OutboxFailed, DeskFailed):
             return []  # it is told by the readiness; the events come when it works again
         news = [
             _event("channel", channels[name].model_dump() if name in channels else {"name": name, "state": "removed"})
             for name in sorted(changed)
         ]
-        return [*alerts, *news, *self._references()]
+        return [*alerts, *reviewed, *news, *self._references()]
+
+    def _reviews(self) -> list[ServerSentEvent]:
+        """What people said, here or on the command line."""
+        reviews = self._station.desk.reviews(after=self._reviewed, limit=BATCH)
+        self._reviewed = max([self._reviewed, *(review.n for review in reviews)])
+        lives = [self._station.history.alert(id) for id in dict.fromkeys(review.alert_id for review in reviews)]
+        views = told([life[-1] for life in lives if life], self._station)
+        return [_event("alert.reviewed", view.model_dump()) for view in views]
 
     def _references(self) -> list[ServerSentEvent]:
         """That the library has changed; what in it, the listener asks for."""
@@ -127,7 +140,8 @@ class Events:
 
     def _told_after(self, n: int, limit: int) -> list[ServerSentEvent]:
         events = self._station.history.events(after=n, limit=limit)
-        return [_event(one.alert.type, told(one, self._station).model_dump(), str(one.n)) for one in events]
+        views = told(events, self._station)
+        return [_event(one.alert.type, v.model_dump(), str(one.n)) for one, v in zip(events, views, strict=True)]
 
 
 def add_events(api: FastAPI, events: Events) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 
 from fastapi import FastAPI
+from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
@@ -74,6 +75,8 @@ class Guard:
             await reply(503, "Nobody is let in: the tokens cannot be read.", scope["path"])(
                 scope, receive, with_headers
             )
+        except SendTimeoutError:
+            logger.info("a listener whose connection was stuck was dropped")
         except Exception:  # whatever a route fails by is that request's failure and nobody else's
             logger.exception("%s %s failed", scope["method"], scope["path"])
             if has_begun:

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from monitor.errors import ConfigError, MonitorError, OutboxFailed, Unreachable
+from monitor.errors import ConfigError, DeskFailed, DeskRefused, MonitorError, NotOnDesk, OutboxFailed, Unreachable
 from reference_db.addresses import redact_text
 from reference_db.errors import (
     CatalogError,
@@ -36,6 +36,9 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (CatalogError, 422),
     (Unreachable, 422),
     (ConfigError, 409),
+    (DeskRefused, 422),
+    (NotOnDesk, 404),
+    (DeskFailed, 503),
     (OutboxFailed, 503),
     (MonitorError, 422),
 )
@@ -56,6 +59,12 @@ class ProblemOut(BaseModel):
 MAY_FAIL: dict[int | str, dict[str, Any]] = {
     "4XX": {"description": "What is wrong with the request.", "content": {"application/problem+json": {}}},
     "5XX": {"description": "What is wrong here.", "content": {"application/problem+json": {}}},
+}
+JPEG: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}
+}
+BYTES: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
 for _one in MAY_FAIL.values():
     _one["content"]["application/problem+json"]["schema"] = {"$ref": "#/components/schemas/ProblemOut"}

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import FastAPI, Path, Query, Response
 from pydantic import BaseModel, Field
 
 from monitor.ingest.clock import rfc3339
 from monitor.web.paging import Cursor, Limit, Page, page_of
-from monitor.web.problems import MAY_FAIL, Problem, not_found
+from monitor.web.problems import BYTES, JPEG, MAY_FAIL, Problem, not_found
 from monitor.web.station import Station
 from reference_db.catalog import Catalog, Reference, ReferenceId
-from reference_db.errors import DamagedReference, UnknownReference
+from reference_db.errors import CatalogLocked, DamagedReference, UnknownReference
 from reference_db.index import ReferenceIndex
+from reference_db.library import EXPORT_ENDING, References
 from reference_db.references import ID_PATTERN
 from reference_db.registration import Hygiene, examine
 
+BUSY_S = 5.0  # that a change waits for another writer of the library
 ReferenceName = Annotated[str, Path(pattern=f"^{ID_PATTERN.pattern}$")]
-JPEG: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}
-}
 
 
 class ReferenceOut(BaseModel):
@@ -42,8 +42,27 @@ class ReferenceOut(BaseModel):
     has_thumbnails: bool
 
 
+class ExclusionIn(BaseModel):
+    """A span of a reference that never alerts: an ident, end credits."""
+
+    start_s: float = Field(ge=0, le=10**9)
+    end_s: float = Field(gt=0, le=10**9)
+    note: str = Field(default="", max_length=1000)
+
+
+class ExclusionOut(BaseModel):
+    """The same, kept."""
+
+    id: int
+    reference: str
+    start_s: float
+    end_s: float
+    note: str
+    added_at: str
+
+
 def add_references(api: FastAPI, station: Station) -> None:
-    reports = Reports(station)
+    reports, library = Reports(station), References(station.settings.data_dir)
 
     @api.get("/api/v1/references", responses=MAY_FAIL, tags=["references"])
     def list_references(
@@ -97,6 +116,52 @@ def add_references(api: FastAPI, station: Station) -> None:
         if jpeg is None:
             raise not_found(f"picture of second {second} of reference {id}")
         return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+
+    @api.delete("/api/v1/references/{id}", status_code=204, responses=MAY_FAIL, tags=["references"])
+    def drop_reference(id: ReferenceName) -> None:
+        """Takes a reference out, for good; an alert of it that is on air ends."""
+        until = time.monotonic() + BUSY_S
+        while True:
+            try:
+                library.rm(id)
+                return
+            except CatalogLocked:
+                if time.monotonic() > until:
+                    raise Problem(
+                        409, "The library is being written to, by a registration perhaps; try again later."
+                    ) from None
+                time.sleep(0.1)  # whoever writes may be done in a moment
+
+    @api.get("/api/v1/references/{id}/export", responses=MAY_FAIL | BYTES, response_class=Response, tags=["references"])
+    def export_reference(id: ReferenceName) -> Response:
+        """The reference in one file: features only, nobody can see the video in it."""
+        named = {"Content-Disposition": f'attachment; filename="{id}{EXPORT_ENDING}"'}
+        return Response(library.exported(id), media_type="application/octet-stream", headers=named)
+
+    @api.get("/api/v1/references/{id}/exclusions", responses=MAY_FAIL, tags=["references"])
+    def list_exclusions(id: ReferenceName, limit: Limit = 50, cursor: Cursor = None) -> Page[ExclusionOut]:
+        """The spans of a reference that never alert."""
+        _known(station, id)
+        found = sorted(station.desk.exclusions(id), key=lambda one: f"{one.id:020}")
+        part, following = page_of(found, limit, cursor, lambda one: f"{one.id:020}")
+        return Page(items=[ExclusionOut.model_validate(one.as_dict()) for one in part], next=following)
+
+    @api.post("/api/v1/references/{id}/exclusions", status_code=201, responses=MAY_FAIL, tags=["references"])
+    def new_exclusion(id: ReferenceName, asked: ExclusionIn) -> ExclusionOut:
+        """Keeps a span from alerting, on every channel; running monitors heed it within seconds."""
+        _known(station, id)
+        return ExclusionOut.model_validate(station.desk.exclude(id, asked.start_s, asked.end_s, asked.note).as_dict())
+
+    @api.delete("/api/v1/references/{id}/exclusions/{n}", status_code=204, responses=MAY_FAIL, tags=["references"])
+    def drop_exclusion(id: ReferenceName, n: Annotated[int, Path(ge=1, lt=2**63)]) -> None:
+        """Lets the span alert again."""
+        station.desk.remove_exclusion(id, n)
+
+
+def _known(station: Station, id: str) -> None:
+    contents = station.contents()
+    if id not in contents.damaged and id not in {one.id for one in contents.references}:
+        raise not_found(f"reference {id}")
 
 
 class Reports:

@@ -12,7 +12,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from monitor.alerting.outbox import History, Letter
+from monitor.desk.desk import Desk
 from monitor.health import Health
+from monitor.ingest.glimpses import Glimpses
 from monitor.metrics import Metrics
 from monitor.pipeline import Library
 from monitor.settings import ChannelSettings, Settings
@@ -31,13 +33,18 @@ class Station:
     model: str
     encoder_id: str
     channels: Callable[[], Sequence[tuple[ChannelSettings, bool]]]  # those that are watched, and whether each has ended
+    glimpses: Glimpses
     put: Callable[[Letter], Awaitable[None]]  # tells an alert
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
-        self.history = History(self.settings.data_dir)
+        self.history, self.desk = History(self.settings.data_dir), Desk(self.settings.data_dir)
         self._contents: Contents | None = None
         self._reading = threading.Lock()
+
+    @staticmethod
+    def now() -> datetime:
+        return datetime.now(UTC)
 
     def catalog(self) -> Catalog:
         """The library on disk, to read; close it."""

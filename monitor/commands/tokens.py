@@ -1,0 +1,77 @@
+"""`copywatch tokens`: who may use the API and the dashboard. A running `serve` heeds each change within a second."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from monitor.commands.terminal import ConfigOption, DataDirOption, JsonOption, print_json, print_table, settings_of
+
+app = typer.Typer(no_args_is_help=True, help="Who may use the API and the dashboard.")
+
+
+class Scope(StrEnum):
+    """What a token may do; each may do what the one before it may."""
+
+    read = "read"
+    write = "write"
+    admin = "admin"
+
+
+@app.command("add")
+def add(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Whose it is: letters, digits and . _ @ -")],
+    scope: Annotated[
+        Scope, typer.Option(help="`read` looks, `write` also changes, `admin` also sees to webhooks and tokens.")
+    ] = Scope.read,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token and print it: this once, for only its hash is kept."""
+    from monitor.web.tokens import Tokens
+
+    token = Tokens(settings_of(context, config_file, data_dir).data_dir).add(name, scope.value)
+    if as_json:
+        print_json({"name": name, "scope": scope.value, "token": token})
+    else:
+        typer.echo(token)
+
+
+@app.command("list")
+def list_tokens(
+    context: typer.Context,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List who has a token."""
+    from monitor.web.tokens import Tokens
+
+    found = [dataclasses.asdict(one) for one in Tokens(settings_of(context, config_file, data_dir).data_dir).all()]
+    for one in found:
+        del one["sha256"]
+    if as_json:
+        print_json(found)
+    else:
+        print_table(("NAME", "SCOPE", "MADE"), [list(one.values()) for one in found])
+
+
+@app.command("rm")
+def remove(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Remove tokens; whoever has one is out within a second."""
+    from monitor.web.tokens import Tokens
+
+    tokens = Tokens(settings_of(context, config_file, data_dir).data_dir)
+    for name in names:
+        tokens.remove(name)
+        typer.echo(f"removed: {name}")

@@ -1,0 +1,80 @@
+"""The web alone, on a real socket: a station without channels whose library is empty. It starts in a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from monitor.alerting.outbox import Letter, Outbox
+from monitor.health import Health
+from monitor.ingest.glimpses import Glimpses
+from monitor.metrics import Metrics
+from monitor.pipeline import Library
+from monitor.settings import Settings
+from monitor.web.api import Web
+from monitor.web.station import Station
+from reference_db.encoder import load_encoder
+from reference_db.index import ReferenceIndex
+from tests.web.serving import PATIENCE_S, Client
+
+
+class Door:
+    """Serves while open. `outbox` is where alerts are told."""
+
+    def __init__(self, data_dir: Path, *, host: str = "127.0.0.1", **web: Any) -> None:
+        settings = Settings.model_validate({"data_dir": data_dir, "web": web})
+        self.outbox = Outbox.open(data_dir, [])
+        self.station = Station(
+            settings=settings,
+            config=data_dir / "copywatch.yaml",
+            metrics=Metrics(CollectorRegistry()),
+            health=Health({}, (), {}, ()),
+            library=Library(ReferenceIndex.from_features([])),
+            model="test",
+            encoder_id=load_encoder().encoder_id,
+            channels=lambda: [],
+            glimpses=Glimpses(),
+            put=self._put,
+        )
+        self.web = Web(self.station)
+        self._socket = socket.create_server((host, 0))
+        self.port = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(self.web.app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
+        )
+        self._began = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    async def _put(self, letter: Letter) -> None:
+        await asyncio.to_thread(self.outbox.write, [letter])
+
+    async def _run(self) -> None:
+        working = asyncio.create_task(self.web.run())
+        self._began.set()
+        await self._server.serve([self._socket])
+        working.cancel()
+        await asyncio.wait([working])
+
+    def client(self, token: str | None = None, *, host: str = "127.0.0.1") -> Client:
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        return Client(f"http://{host}:{self.port}", headers)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._began.wait(PATIENCE_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        self.outbox.close()

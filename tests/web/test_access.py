@@ -1,0 +1,314 @@
+"""Who may do what: every route by every caller, tokens, sessions, other sites' pages, other machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.errors import ConfigError
+from monitor.web.auth import RANK, SCOPES, check_exposure, is_loopback
+from monitor.web.tokens import FILE, Tokens
+from tests.web.door import Door
+
+SAMPLES = {
+    "{id}": "0" * 24,
+    "{name}": "nobody",
+    "{second}": "1",
+    "{n}": "1",
+    "{file}": "air-start.jpg",
+    "{d}": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By scope, and the folder they are kept in."""
+    folder = tmp_path_factory.mktemp("guarded")
+    kept = Tokens(folder)
+    return {"folder": str(folder)} | {scope: kept.add(f"{scope}er", scope) for scope in RANK}
+
+
+@pytest.fixture(scope="module")
+def guarded(tokens: dict[str, str]) -> Iterator[Door]:
+    with Door(Path(tokens["folder"])) as door:
+        yield door
+
+
+def routes(app: Any) -> Iterator[tuple[str, str]]:
+    """Every route of the application, those of included routers too."""
+    for route in app.routes:
+        if hasattr(route, "methods"):
+            yield from ((method, route.path) for method in route.methods)
+        elif hasattr(route, "original_router"):
+            yield from routes(route.original_router)
+
+
+def test_every_route_of_the_api_is_in_the_table_and_every_line_of_it_is_a_route(guarded: Door) -> None:
+    found = set(routes(guarded.web.app))
+    assert {one for one in found if one[1].startswith("/api")} == set(SCOPES)
+    open_to_all = {path for _, path in found if not path.startswith("/api")}
+    assert open_to_all >= {"/livez", "/readyz", "/metrics", "/openapi.json"}
+
+
+def test_a_route_that_nobody_entered_is_closed(guarded: Door, tokens: dict[str, str], monkeypatch: Any) -> None:
+    monkeypatch.delitem(SCOPES, ("GET", "/api/v1/system"))
+    assert guarded.client(tokens["admin"])("GET", "/api/v1/system").status == 403
+
+
+@pytest.mark.parametrize(("method", "path"), sorted(SCOPES))
+def test_each_route_by_each_caller(guarded: Door, tokens: dict[str, str], method: str, path: str) -> None:
+    wanted = SCOPES[method, path]
+    if path == "/api/v1/events":
+        method = "HEAD"  # what follows the headers never ends
+        return
+    target = re.sub(r"\{\w+\}", lambda part: SAMPLES[part.group()], path)
+    assert (guarded.client()(method, target).status == 401) == (wanted is not None)
+    for scope in RANK:
+        status = guarded.client(tokens[scope])(method, target).status
+        allowed = wanted is None or RANK[scope] >= RANK[wanted]
+        assert (status not in (401, 403)) == allowed, (scope, status)
+        assert status < 500
+
+
+def test_events_need_a_token(guarded: Door, tokens: dict[str, str]) -> None:
+    assert guarded.client()("GET", "/api/v1/events").status == 401
+
+
+def test_a_token_is_kept_as_a_hash_by_its_owner_alone(tokens: dict[str, str]) -> None:
+    path = Path(tokens["folder"]) / FILE
+    assert path.stat().st_mode & 0o777 == 0o600
+    text = path.read_text()
+    for scope in RANK:
+        assert tokens[scope].startswith("cw_")
+        assert len(tokens[scope]) == 46  # 256 bits
+        assert tokens[scope][3:] not in text
+
+
+def test_tokens_on_the_command_line(tmp_path: Path) -> None:
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "monitor.cli", "tokens", *words, "--data-dir", str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COPYWATCH_CONFIG": ""})
+
+    token = run("add", "ada", "--scope", "write").stdout.strip()
+    found = Tokens(tmp_path).find(token)
+    assert found
+    assert (found.name, found.scope) == ("ada", "write")
+    again = run("add", "ada")
+    assert (again.returncode, again.stderr) == (
+        3,
+        "copywatch: there is a token ada already; choose another name or remove it.\n",
+    )
+    listed = json.loads(run("list", "--json").stdout)
+    assert [(one["name"], one["scope"]) for one in listed] == [("ada", "write")]
+    assert "sha256" not in listed[0]
+    assert run("rm", "ada").returncode == 0
+    assert Tokens(tmp_path).find(token) is None
+
+
+def test_whoever_lost_a_token_is_out(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path)
+    token, _ = tokens.add("one", "read"), tokens.add("two", "read")
+    with Door(tmp_path) as door:
+        assert door.client(token)("GET", "/api/v1/session").json == {"name": "one", "scopes": ["read"]}
+        tokens.remove("one")
+        until_out = (door.client(token)("GET", "/api/v1/session").status for _ in range(10_000))
+        assert 401 in until_out
+        (tmp_path / FILE).write_text("[{")  # a damaged file lets nobody in, rather than everybody
+        until_closed = (door.client()("GET", "/api/v1/session").status for _ in range(10_000))
+        assert 503 in until_closed
+
+
+def test_ten_thousand_wrong_tokens(tmp_path: Path) -> None:
+    good = Tokens(tmp_path).add("one", "read")
+    with Door(tmp_path) as door:
+        statuses = [status for batch in range(20) for status in _guess(door.port, batch * 500, 500)]
+        assert statuses == [401] * 10 + [429] * 9990
+        assert door.client(good)("GET", "/api/v1/session").status == 200  # nobody else is locked out
+        reply = door.client("cw_wrong")("GET", "/api/v1/session")
+        assert 0 < int(reply.headers["retry-after"]) <= 60
+
+
+def _guess(port: int, first: int, n: int) -> list[int]:
+    """What so many wrong tokens are answered with, all sent at once."""
+    with socket.create_connection(("127.0.0.1", port)) as connection, connection.makefile("rb") as answers:
+        close = {first + n - 1: "Connection: close\r\n"}
+        heads = [
+            f"GET /api/v1/session HTTP/1.1\r\nHost: localhost\r\n{close.get(one, '')}"
+            f"Authorization: Bearer cw_{one:043}\r\n\r\n"
+            for one in range(first, first + n)
+        ]
+        sending = threading.Thread(target=connection.sendall, args=("".join(heads).encode(),))
+        sending.start()
+        text = answers.read()
+        sending.join()
+    return [int(line.split()[1]) for line in re.findall(rb"HTTP/1.1 \d+", text)]
+
+
+# --- a browser's session ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cookie(guarded: Door, tokens: dict[str, str]) -> str:
+    reply = guarded.client()("POST", "/api/v1/session", {"token": tokens["write"]})
+    assert reply.status == 200
+    assert reply.json["scopes"] == ["read", "write"]
+    set_cookie = reply.headers["set-cookie"]
+    assert "HttpOnly" in set_cookie
+    assert "SameSite=strict" in set_cookie
+    return str(set_cookie.partition(";")[0])
+
+
+def test_a_session_needs_a_right_token(guarded: Door) -> None:
+    assert guarded.client()("POST", "/api/v1/session", {"token": "cw_wrong"}).status == 401
+
+
+def test_other_sites_pages_change_nothing(guarded: Door, cookie: str) -> None:
+    client, own = guarded.client(), f"http://127.0.0.1:{guarded.port}"
+    licence = {"owner": "ACME"}
+
+    def post(**headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return client("POST", "/api/v1/licences", licence, {"Cookie": cookie, **named}).status
+
+    assert client("GET", "/api/v1/session", headers={"Cookie": cookie}).status == 200
+    assert post(X_Copywatch="1", Origin=own) == 201
+    assert post(Origin=own) == 403  # a form of our own host's other service
+    assert post(X_Copywatch="1") == 403
+    assert post(X_Copywatch="1", Origin="http://evil.example") == 403
+    assert post(X_Copywatch="1", Origin="null") == 403
+    assert post(X_Copywatch="1", Origin=own, Sec_Fetch_Site="cross-site") == 403
+    assert (
+        client("DELETE", "/api/v1/session", headers={"Cookie": cookie, "Origin": own, "X-Copywatch": "1"}).status == 204
+    )
+
+
+def test_without_tokens_only_this_machine_by_its_own_name(tmp_path: Path) -> None:
+    with Door(tmp_path) as door:
+        client = door.client()
+        assert client.get("/session") == {"name": "this machine", "scopes": ["read", "write", "admin"]}
+        for host, status in [
+            ("localhost", 200),
+            ("[::1]:80", 200),
+            ("rebound.example", 403),
+            ("127.0.0.1.evil.example", 403),
+        ]:
+            assert client("GET", "/api/v1/system", headers={"Host": host}).status == status, host
+        evil = {"Origin": "http://evil.example", "Content-Type": "text/plain"}
+        assert client("POST", "/api/v1/licences", raw=b'{"owner": "x"}', headers=evil).status == 403
+        assert client("POST", "/api/v1/licences", {"owner": "x"}, {"Sec-Fetch-Site": "cross-site"}).status == 403
+        assert client("POST", "/api/v1/licences", {"owner": "x"}).status == 201
+        # what a proxy of this machine passes on is somebody else's
+        assert client("GET", "/api/v1/system", headers={"X-Forwarded-For": "203.0.113.9"}).status == 403
+
+
+def test_without_tokens_other_machines_are_refused(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        own = probe.getsockname()[0]
+    with Door(tmp_path, host="0.0.0.0") as door:
+        assert door.client(host=own)("GET", "/api/v1/system", headers={"Host": "localhost"}).status == 403
+        assert door.client(host=own)("GET", "/livez").status == 200
+
+
+def test_listening_beyond_loopback_needs_a_token(tmp_path: Path) -> None:
+    tokens = Tokens(tmp_path)
+    for host in ("127.0.0.1", "::1", "localhost"):
+        check_exposure(host, tokens)
+    for host in ("0.0.0.0", "::", "192.168.1.4"):
+        with pytest.raises(ConfigError, match="run `copywatch tokens add NAME --scope admin` first"):
+            check_exposure(host, tokens)
+    tokens.add("one", "read")
+    check_exposure("0.0.0.0", tokens)
+
+
+def test_what_loopback_is() -> None:
+    assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST.", "::ffff:127.0.0.1"]))
+    assert not any(
+        map(is_loopback, ["", "0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "127.1.evil", "2130706433"])
+    )
+
+
+# --- paths and words -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        "..",
+        "../x",
+        "%2e%2e",
+        "%2e%2e%2fcatalog.sqlite",
+        "..%2f..%2fetc%2fpasswd",
+        "a%00b",
+        "a%0ab",
+        "%5c..%5c",
+        ".hidden",
+    ],
+)
+def test_an_id_is_never_a_path(guarded: Door, tokens: dict[str, str], id: str) -> None:
+    client = guarded.client(tokens["admin"])
+    for path in (
+        "references/{}",
+        "references/{}/export",
+        "references/{}/thumbnails/0",
+        "channels/{}/thumbnail",
+        "alerts/{}",
+    ):
+        for method in ("GET", "DELETE"):
+            reply = client(method, f"/api/v1/{path.format(id)}")
+            assert reply.status in (404, 405, 422), (path, reply.status)
+            assert reply.headers["content-type"] == "application/problem+json"
+
+
+def test_words_come_back_as_they_are_and_as_json(guarded: Door, tokens: dict[str, str]) -> None:
+    client, words = guarded.client(tokens["write"]), "<script>alert('ä')</script>"
+    made = client("POST", "/api/v1/licences", {"owner": words, "note": words})
+    assert made.json["note"] == words
+    reply = client("GET", "/api/v1/licences")
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-content-type-options"] == "nosniff"
+    assert words in [one["note"] for one in reply.json["items"]]
+    bad = client("GET", "/api/v1/references/%3Cscript%3E")
+    assert bad.headers["content-type"] == "application/problem+json"
+
+
+def test_a_body_is_not_endless(guarded: Door, tokens: dict[str, str]) -> None:
+    reply = guarded.client(tokens["write"])("POST", "/api/v1/licences", {"note": "x" * (2 << 20)})
+    assert reply.status == 413
+    assert guarded.client()("POST", "/api/v1/licences", {"note": "x" * (2 << 20)}).status == 401
+
+
+def test_only_an_administrator_names_private_addresses(guarded: Door, tokens: dict[str, str]) -> None:
+    write, admin = guarded.client(tokens["write"]), guarded.client(tokens["admin"])
+    for url in (
+        "http://127.0.0.1/x",
+        "http://10.1.2.3/x",
+        "udp://239.0.0.1:5000",
+        "http://[::ffff:10.0.0.1]/",
+        "rtsp://localhost/x",
+    ):
+        assert write("POST", "/api/v1/channels", {"name": "x", "url": url}).status == 403, url
+        assert write("POST", "/api/v1/channels/test", {"url": url}).status == 403, url
+    for client in (write, admin):
+        for url in ("/etc/passwd", "file:///etc/passwd", "ftp://x/y", "srt://x:1", "concat:/etc/passwd"):
+            assert client("POST", "/api/v1/channels", {"name": "x", "url": url}).status == 422, url
+    made = admin("POST", "/api/v1/channels", {"name": "inside", "url": "http://user:pa55@10.1.2.3/x?key=hush"})
+    assert made.status == 201
+    assert made.headers["location"] == "/api/v1/channels/inside"
+    assert b"pa55" not in made.body
+    assert b"hush" not in made.body
+    assert admin("POST", "/api/v1/channels", {"name": "inside", "url": "http://10.1.2.3/x"}).status == 409
+    assert "inside" in (guarded.station.config or Path()).read_text()

@@ -1,0 +1,128 @@
+"""Server-sent events: told once to all, from where a listener stopped, and never waiting for one who does not read."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from monitor.alerting.alerts import ENDED, STARTED, Alert
+from monitor.alerting.outbox import Letter
+from monitor.web import events
+from reference_db.catalog import ReferenceId
+from tests.web.door import Door
+from tests.web.serving import PATIENCE_S
+
+
+def alert(n: int = 0, **more: Any) -> Alert:
+    told = Alert(
+        id=f"{n:024x}",
+        type=STARTED,
+        seq=1,
+        channel="ch5",
+        reference=ReferenceId("film"),
+        title="<b>The Film</b>",
+        owner="ACME",
+        channel_start=61.0,
+        channel_end=83.0,
+        started_at="2026-11-16T08:00:12Z",
+        ended_at=None,
+        detected_at=68.0,
+        reference_start=10.0,
+        reference_end=32.0,
+        speed=1.0,
+        score=0.94,
+        matched_seconds=22,
+        coverage_channel=0.97,
+        coverage_reference=0.24,
+        gaps=(),
+        licence=None,
+        model="test",
+        evidence=None,
+    )
+    return replace(told, **more)
+
+
+@contextmanager
+def listening(door: Door, **headers: str) -> Iterator[Iterator[dict[str, str]]]:
+    """The events as a browser reads them, comments apart, once the server has welcomed us."""
+    connection = http.client.HTTPConnection("127.0.0.1", door.port, timeout=PATIENCE_S)
+    connection.request("GET", "/api/v1/events", headers={k.replace("_", "-"): v for k, v in headers.items()})
+    reply = connection.getresponse()
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    while reply.readline() != b": welcome\r\n":
+        pass
+
+    def read() -> Iterator[dict[str, str]]:
+        event: dict[str, str] = {}
+        for line in iter(lambda: reply.readline().decode().rstrip("\r\n"), None):
+            if line and not line.startswith(":"):
+                name, _, value = line.partition(": ")
+                event[name] = value
+            elif not line and "event" in event:
+                yield event
+                event = {}
+
+    try:
+        yield read()
+    finally:
+        connection.close()
+
+
+def test_alerts_are_told_as_they_come_and_from_where_a_listener_stopped(tmp_path: Path) -> None:
+    with Door(tmp_path) as door, listening(door) as one, listening(door) as two:
+        door.outbox.write([Letter("ch5", [alert(), alert(type=ENDED, seq=2)])])
+        for listener in (one, two):
+            started, ended = next(listener), next(listener)
+            assert (started["event"], ended["event"]) == ("alert.started", "alert.ended")
+            assert (started["id"], ended["id"]) == ("1", "2")
+            assert json.loads(ended["data"])["status"] == "ended"
+            assert json.loads(ended["data"])["title"] == "<b>The Film</b>"
+        with listening(door, Last_Event_ID="1") as back:
+            assert next(back)["id"] == "2"
+        door.station.desk.review(alert().id, "confirmed", by="ada")
+        reviewed = next(one)
+        assert reviewed["event"] == "alert.reviewed"
+        assert "id" not in reviewed
+        assert json.loads(reviewed["data"])["review"]["by"] == "ada"
+
+
+def test_a_listener_that_does_not_read_is_dropped_and_delays_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "SEND_S", 1.0)
+    with Door(tmp_path) as door, listening(door) as reader:
+        asleep = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(50)]
+        for one in asleep:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert one.recv(1).startswith(b"H")
+        told = door.web.events
+        # Four MB for each: more than the kernel holds back for a connection, far more than a queue.
+        wide = tuple({"at": float(n), "seconds": 1.0, "reason": "x" * 500} for n in range(256))
+        n_events = 32
+        door.outbox.write([Letter("ch5", [alert(n, reason=json.dumps(wide)) for n in range(n_events)])])
+        assert [next(reader)["id"] for _ in range(n_events)] == [str(n + 1) for n in range(n_events)]
+        seen = iter(lambda: told.n_listeners, 1)
+        for n, _ in enumerate(seen):
+            door.outbox.write([Letter("ch5", [alert(1000 + n)])])
+            next(reader)  # the reader is told all the while
+        assert told.n_listeners == 1
+        for one in asleep:
+            one.close()
+
+
+def test_not_more_listeners_than_can_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LISTENERS", 1)
+    with Door(tmp_path) as door, listening(door):
+        reply = door.client()("GET", "/api/v1/events")
+        assert reply.status == 429
+        assert reply.headers["retry-after"] == "10"
