@@ -45,6 +45,7 @@ class Models:
 
     def __init__(self, encoder: Encoder, net: MaskStepNet, *, threads: int = 1) -> None:
         self.encoder = encoder
+        self.net = net
         self._reader = TileReader(net, threads=threads)
         weights = b"".join(tensor.numpy().tobytes() for tensor in net.state_dict().values())
         self.name = f"{encoder.encoder_id}+{hashlib.sha256(weights).hexdigest()[:8]}"

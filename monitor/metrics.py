@@ -179,6 +179,22 @@ class Metrics:
         self.sink_failures = Counter(
             "copywatch_sink_failures_total", "Times that a sink did not take alerts.", ["sink"], registry=registry
         )
+        self.evidence_bytes = Gauge(
+            "copywatch_evidence_bytes", "Bytes that the evidence of alerts takes.", registry=registry
+        )
+        self.evidence_quota = Gauge("copywatch_evidence_quota_bytes", "Bytes that it may take.", registry=registry)
+        self.evidence_evicted = Counter(
+            "copywatch_evidence_evicted_total",
+            "Alerts whose evidence was let go, by reason: quota, age.",
+            ["reason"],
+            registry=registry,
+        )
+        self.evidence_failures = Counter(
+            "copywatch_evidence_failures_total",
+            "Times that evidence could not be kept, by reason: disk, overload, failed.",
+            ["reason"],
+            registry=registry,
+        )
         self.restores = Counter(
             "copywatch_restores_total",
             "Channels that began with kept state, by what came of it: continued, refused.",

@@ -30,6 +30,7 @@ from monitor.compute import Compute, Models, Thought, load_models, thought_throu
 from monitor.desk.desk import Desk
 from monitor.desk.rules import NO_RULES, Rules
 from monitor.errors import MonitorError, SnapshotRefused
+from monitor.evidence.keeper import EvidenceKeeper, Seen
 from monitor.ingest.clock import MAX_SILENCE_S, ChannelEpoch
 from monitor.ingest.ledger import FrameLedger
 from monitor.ingest.sources import FileSource, Position, Sample, Source
@@ -119,9 +120,17 @@ class Watch:
     `snapshot` and `restore` move it between processes: going on from a snapshot tells what never stopping would tell.
     """
 
-    def __init__(self, library: Library, models: Models, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        library: Library,
+        models: Models,
+        settings: Settings,
+        metrics: Metrics,
+        evidence: EvidenceKeeper | None = None,
+    ) -> None:
         self._library = library
         self._models = models
+        self._evidence = evidence
         self._settings = settings
         self._metrics = metrics
         self._matcher = self._new_matcher()
@@ -159,7 +168,8 @@ class Watch:
         if state.epoch is not None and state.book is not None:
             self._book = self._new_book(state.epoch)
             self._book.restore(state.book)
-            alerts = self._book.end(gone, self._matcher.window.newest_s or 0, list(self._gaps), REMOVED)
+            newest = self._matcher.window.newest_s or 0
+            alerts = self._shown(self._book.end(gone, newest, list(self._gaps), REMOVED))
         return Resumed(notes["position"], alerts)
 
     @property
@@ -170,6 +180,8 @@ class Watch:
     def second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[Outcome]:
         """What one sample led to. Gives tiles and takes their maps, so that channels can share the network's calls."""
         alerts = self._enter(sample.epoch)
+        if self._evidence is not None:
+            self._evidence.picture(sample.epoch, sample.second, sample.frame.picture)
         alerts += yield from self._second(sample, row, informative)
         return Outcome(sample.second, alerts, sample.arrived_at)
 
@@ -186,7 +198,7 @@ class Watch:
             return []
         newest = self._matcher.window.newest_s or 0
         alerts = self._book.heed(self._library.rules, newest, list(self._gaps))
-        alerts += self._told(newest, self._matcher.finish())  # asks the old matcher to refine
+        alerts = self._shown(alerts + self._told(newest, self._matcher.finish()))  # asks the old matcher to refine
         self._matcher = self._new_matcher()
         self._gaps.clear()
         self._book = None
@@ -250,7 +262,20 @@ class Watch:
         alerts += self._book.heed(self._library.rules, live.second, list(self._gaps))
         hits = index.search(live.row[None], matcher.matching.hits) if live.counts and live.row is not None else None
         maps = yield matcher.plan(live, hits, index)
-        return alerts + self._told(live.second, matcher.apply(maps))
+        return self._shown(alerts + self._told(live.second, matcher.apply(maps)))
+
+    def _shown(self, alerts: list[Alert]) -> list[Alert]:
+        """Hands over what there is of each alert as evidence; the alerts then say where it is."""
+        assert self._book is not None
+        views = self._book.take_views()
+        if self._evidence is None or not alerts:
+            return alerts
+        lives = list(self._matcher.window)
+        alerts = [replace(alert, evidence=f"/api/v1/alerts/{alert.id}/evidence") for alert in alerts]
+        for alert in alerts:
+            points = views[alert.id].points if alert.id in views else []
+            self._evidence.told(Seen(alert, points, lives, *self._matcher.features(alert.reference)))
+        return alerts
 
     def _told(self, second: int, views: list[SegmentView]) -> list[Alert]:
         """The book's news of this second."""

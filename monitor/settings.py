@@ -128,6 +128,18 @@ class AlertingSettings(_Section):
     keep_days: float = Field(default=30.0, gt=0, description="Days for which an alert is kept after its end.")
 
 
+class EvidenceSettings(_Section):
+    """What is kept of an alert beside its words."""
+
+    enabled: bool = Field(default=True, description="Keep pictures and similarities of each alert.")
+    quota_bytes: int = Field(
+        default=2_000_000_000, ge=0, description="Bytes that all evidence may take; the oldest goes first."
+    )
+    keep_days: float = Field(
+        default=30.0, gt=0, description="Days for which evidence is kept; what a reviewer confirmed stays longer."
+    )
+
+
 class RegistrationSettings(_Section):
     """What is kept of a reference."""
 
@@ -246,6 +258,7 @@ class Settings(BaseSettings):
     registration: RegistrationSettings = RegistrationSettings()
     matching: MatchingSettings = MatchingSettings()
     alerting: AlertingSettings = AlertingSettings()
+    evidence: EvidenceSettings = EvidenceSettings()
     web: WebSettings = WebSettings()
     logging: LoggingSettings = LoggingSettings()
     compute: ComputeSettings = ComputeSettings()

@@ -20,6 +20,7 @@ from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
 from monitor.compute import Compute, load_models
 from monitor.desk.following import follow_desk, rules_at_start
 from monitor.errors import ConfigError
+from monitor.evidence.keeper import keeper_of
 from monitor.health import Health, Worker
 from monitor.heartbeat import beat
 from monitor.ingest.glimpses import Glimpses
@@ -90,6 +91,7 @@ async def serve(
     if on_alert is not None:
         sinks["callback"] = CallbackSink(on_alert)
     compute, glimpses = Compute(models, metrics), Glimpses()
+    evidence = keeper_of(settings, models.net, metrics, lambda: library.rules)
     outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
     problems: dict[str, str] = {}
     post = Post(outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(note, problems, "outbox"))
@@ -120,7 +122,7 @@ async def serve(
 
     def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
         source = glimpses.of(open_source(channel, metrics, real_time=real_time))
-        thinking = Watch(library, models, settings, metrics)
+        thinking = Watch(library, models, settings, metrics, evidence)
         work = partial(run_stream, source, thinking, post, compute, metrics, is_paused)
         return source, keep_watching(
             source.channel, partial(_recover, kept, source, thinking, post, metrics), work, stop
@@ -168,6 +170,8 @@ async def serve(
                 server.should_exit = True
     finally:
         compute.close()
+        if evidence is not None:
+            evidence.close()
         post.close()
         outbox.close()
 

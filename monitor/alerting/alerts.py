@@ -175,6 +175,7 @@ class AlertBook:
         self._told: dict[str, _Told] = {}
         self._ended: list[tuple[int, SegmentView]] = []  # when, and what was claimed; kept for a while
         self._withdrawn: dict[str, _Told] = {}  # retracted by the desk, and still on air
+        self._views: dict[str, SegmentView] = {}  # of what was told since they were last taken, with their paths
         self.n_excluded = 0  # copies that were not told, since they lie in excluded spans
 
     @property
@@ -186,6 +187,11 @@ class AlertBook:
     def withdrawn(self) -> frozenset[str]:
         """Ids of the alerts that the desk had retracted and whose segments are still open."""
         return frozenset(self._withdrawn)
+
+    def take_views(self) -> dict[str, SegmentView]:
+        """What each alert was told by since the last call, where that is known: for evidence."""
+        views, self._views = self._views, {}
+        return views
 
     def heed(self, rules: Rules, now_s: int, gaps: list[Gap]) -> list[Alert]:
         """Takes what the desk has decided into force; the news is of open alerts that it now licenses or not."""
@@ -308,6 +314,8 @@ class AlertBook:
         )
         told = replace(told, licence=self._licence(alert_id, told.reference, view))
         alert = self._alert(type_, alert_id, told, view, gaps, reason)
+        if view.paths:
+            self._views[alert_id] = view
         claim = replace(view, paths=())  # spans are all that is looked at again
         self._told[alert_id] = replace(told, seq=told.seq + 1, last_told_s=now_s, last_view=claim)
         if type_ in (ENDED, RETRACTED):

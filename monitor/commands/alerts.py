@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -64,21 +66,106 @@ def alerts_show(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one alert and how it came to be."""
+    """Show one alert: how it came to be, what was said of it, and its evidence."""
     from monitor.alerting.outbox import History
+    from monitor.desk.desk import Desk
+    from monitor.evidence.store import EvidenceStore
 
-    told = [event.as_dict() for event in History(settings_of(context, config_file, data_dir).data_dir).alert(alert_id)]
+    folder = settings_of(context, config_file, data_dir).data_dir
+    told = [event.as_dict() for event in History(folder).alert(alert_id)]
     if not told:
         complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
         raise typer.Exit(FAILED)
+    reviews, store = Desk(folder).reviews(alert_id), EvidenceStore(folder)
+    evidence = store.report(alert_id)
     if as_json:
-        print_json(told)
+        said = [review.as_dict() for review in reviews]
+        print_json({"alert": told[-1], "events": told, "reviews": said, "evidence": evidence})
         return
     for name, value in told[-1].items():
         typer.echo(f"{name:18} {_shown(value)}")
     typer.echo("")
     rows = [(one["n"], one["told_at"], _state(one), _span(one, "channel"), f"{one['score']:.2f}") for one in told]
     print_table(("N", "TOLD", "STATE", "ON AIR", "SCORE"), rows)
+    if reviews:
+        typer.echo("")
+        print_table(
+            ("REVIEWED", "DECISION", "BY", "NOTE"),
+            [(one.as_dict()["at"], one.decision, one.by, one.note) for one in reviews],
+        )
+    typer.echo("")
+    if evidence is None:
+        typer.echo("There is no evidence: it was not kept, or had to make room.")
+        return
+    _print_evidence(evidence)
+    for path in store.paths(alert_id):
+        typer.echo(path)
+
+
+def _print_evidence(evidence: dict[str, Any]) -> None:
+    numbers = ", ".join(f"{name} {value:g}" for name, value in evidence["numbers"].items())
+    typer.echo(f"evidence           {'complete' if evidence['complete'] else evidence['note']}; times in UTC")
+    typer.echo(f"numbers            {numbers}")
+    rows: list[tuple[object, ...]] = [
+        (
+            one["at"],
+            clock(one["stream_s"]),
+            clock(one["ref_s"]),
+            one["air"] or "-",
+            one["reference"] or "-",
+            one["note"] or "",
+        )
+        for one in evidence["frames"]
+    ]
+    print_table(("FRAME", "ON AIR", "REFERENCE", "AIR'S PICTURE", "REFERENCE'S", "NOTE"), rows)
+    rows = []
+    for tile in evidence["tiles"]:
+        along = [(tile["similarity"][i][j], tile["mask"][i][j]) for i, j in tile["path"]]
+        means = [sum(values) / len(along) for values in zip(*along, strict=True)]
+        rows.append(
+            (
+                f"{tile['name']}.png",
+                _seconds(tile, "live_s", "rows"),
+                _seconds(tile, "ref_s", "columns"),
+                *(f"{mean:.2f}" for mean in means),
+            )
+        )
+    print_table(("TILE", "ON AIR", "REFERENCE", "SIMILARITY", "MASK ALONG THE PATH"), rows)
+
+
+def _seconds(tile: dict[str, Any], first: str, n: str) -> str:
+    return f"{clock(tile[first])}-{clock(tile[first] + tile[n])}"
+
+
+@app.command("export")
+def alerts_export(
+    context: typer.Context,
+    alert_id: Annotated[str, typer.Argument(metavar="ID")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; ID.zip when left out.")
+    ] = None,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Write one archive with all that is known of an alert, and the SHA-256 sum of each of its files."""
+    from monitor.evidence.store import EvidenceStore
+
+    content = EvidenceStore(settings_of(context, config_file, data_dir).data_dir).zip(alert_id)
+    if content is None:
+        complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
+        raise typer.Exit(FAILED)
+    path = output or Path(f"{alert_id}.zip")
+    aside = path.with_name(path.name + ".tmp")
+    try:
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    typer.echo(path)
 
 
 @app.command("tail")

@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -183,28 +183,28 @@ class EvidenceStore:
         (folder / REPORT).unlink(missing_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
 
-    def evict(
-        self, quota_bytes: int, keep: timedelta, pinned: Collection[str], now: float | None = None
-    ) -> tuple[int, dict[str, int]]:
-        """Makes room: what is left, in bytes, and how many alerts' evidence went for `age` and for `quota`.
-
-        What is older than `keep` goes, unless it is pinned; then the oldest, until all fits; what is pinned goes last.
-        """
-        oldest = (time.time() if now is None else now) - keep.total_seconds()
-        kept = sorted(self.kept(), key=lambda one: (one.alert_id in pinned, one.written_at, one.alert_id))
-        total, gone = sum(one.size_bytes for one in kept), {"age": 0, "quota": 0}
-        for one in kept:
-            is_old = one.written_at < oldest and one.alert_id not in pinned
-            if is_old or total > quota_bytes:
-                self.remove(one.alert_id)
-                total -= one.size_bytes
-                gone["age" if is_old else "quota"] += 1
-        return total, gone
-
     def _folder(self, alert_id: str) -> Path:
         if not ALERT_ID.fullmatch(alert_id):
             raise ValueError(f"{alert_id!r} is no alert's id")
         return self._root / alert_id[:2] / alert_id
+
+
+def too_much(
+    kept: Iterable[Kept], quota_bytes: int, keep: timedelta, pinned: Collection[str], now: float | None = None
+) -> dict[str, str]:
+    """The alerts whose evidence must go, each with the reason: `age` or `quota`.
+
+    What is older than `keep` goes, unless it is pinned; then the oldest, until all fits; what is pinned goes last.
+    """
+    oldest = (time.time() if now is None else now) - keep.total_seconds()
+    ordered = sorted(kept, key=lambda one: (one.alert_id in pinned, one.written_at, one.alert_id))
+    total, leaving = sum(one.size_bytes for one in ordered), {}
+    for one in ordered:
+        is_old = one.written_at < oldest and one.alert_id not in pinned
+        if is_old or total > quota_bytes:
+            total -= one.size_bytes
+            leaving[one.alert_id] = "age" if is_old else "quota"
+    return leaving
 
 
 def _json(value: object) -> bytes:

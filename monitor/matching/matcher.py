@@ -213,6 +213,11 @@ class Matcher:
         reference = self._in_use[view.reference]
         return refine(view, self.window, reference.rows, reference.informative)
 
+    def features(self, reference: ReferenceId) -> tuple[ReferenceRows, NDArray[np.bool_]] | tuple[None, None]:
+        """Rows of a reference in use, and which of its seconds carry information."""
+        used = self._in_use.get(reference)
+        return (None, None) if used is None else (used.rows, used.informative)
+
     def without(self, view: SegmentView, spans: Spans) -> SegmentView:
         """What is left of the view outside excluded spans of its reference."""
         return without(view, spans, self.matching.scoring)

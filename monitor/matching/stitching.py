@@ -77,10 +77,14 @@ class SegmentView:
     is_open: bool
     echo_of: tuple[int, int] | None = None
 
+    @property
+    def points(self) -> list[tuple[int, int]]:
+        """Cells (live_s, ref_s) of its paths, thinned, in order."""
+        return sorted({point for path in self.paths for point in (path.first, *path.points, path.last)})
+
     def columns(self, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
         """The reference second that the paths give for each stream second; beyond their ends, at normal speed."""
-        points = sorted({point for path in self.paths for point in (path.first, *path.points, path.last)})
-        live, ref = np.array(points).T
+        live, ref = np.array(self.points).T
         before, after = np.minimum(seconds - live[0], 0), np.maximum(seconds - live[-1], 0)
         return np.asarray(np.round(np.interp(seconds, live, ref) + before + after), np.int64)
 

@@ -41,8 +41,11 @@ def test_list_shows_each_alert_as_it_was_told_last(data_dir: Path, capsys: pytes
 def test_show_says_all_of_one(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = alerts(capsys, data_dir, "show", "a1")
     assert "1 s at 00:00:20 (reconnect)" in said
-    assert [line.split()[2] for line in said.splitlines()[-3:]] == ["started", "updated", "ended"]
-    assert [one["seq"] for one in json.loads(alerts(capsys, data_dir, "show", "a1", "--json"))] == [1, 2, 3]
+    assert [line.split()[2] for line in said.splitlines()[-5:-2]] == ["started", "updated", "ended"]
+    assert "no evidence" in said.splitlines()[-1]
+    whole = json.loads(alerts(capsys, data_dir, "show", "a1", "--json"))
+    assert [one["seq"] for one in whole["events"]] == [1, 2, 3]
+    assert (whole["alert"]["type"], whole["reviews"], whole["evidence"]) == ("alert.ended", [], None)
     assert "no alert a9" in alerts(capsys, data_dir, "show", "a9", code=1)
 
 

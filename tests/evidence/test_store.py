@@ -14,7 +14,7 @@ import pytest
 
 from monitor.alerting.outbox import Letter, Outbox
 from monitor.desk.desk import Desk
-from monitor.evidence.store import UNFINISHED, EvidenceStore
+from monitor.evidence.store import UNFINISHED, EvidenceStore, too_much
 from tests.alerting.test_outbox import life
 
 ALERT, OTHER, THIRD = "a" * 24, "b" * 24, "c" * 24
@@ -99,24 +99,25 @@ def test_an_alert_without_evidence_can_be_archived_and_one_that_is_not_there_can
     assert store.zip(OTHER) is None
 
 
+def leaving(folder: Path, quota_bytes: int, *pinned: str) -> dict[str, str]:
+    return too_much(EvidenceStore(folder).kept(), quota_bytes, DAYS, pinned)
+
+
 def test_the_oldest_goes_first_and_what_was_confirmed_goes_last(tmp_path: Path) -> None:
     store = EvidenceStore(tmp_path)
     for alert_id, age_s in ((ALERT, 300), (OTHER, 200), (THIRD, 100)):
         filled(tmp_path, alert_id, 10_000, age_s)
     each = store.usage_bytes() // 3
-    assert store.evict(4 * each, DAYS, ()) == (store.usage_bytes(), {"age": 0, "quota": 0})
-    left, gone = store.evict(2 * each + 100, DAYS, {ALERT})
-    assert (left, gone) == (store.usage_bytes(), {"age": 0, "quota": 1})
-    assert {one.alert_id for one in store.kept()} == {ALERT, THIRD}
-    store.evict(each + 100, DAYS, {ALERT})
-    assert {one.alert_id for one in store.kept()} == {ALERT}
-    assert store.evict(10, DAYS, {ALERT}) == (0, {"age": 0, "quota": 1})
+    assert leaving(tmp_path, 3 * each) == {}
+    assert leaving(tmp_path, 3 * each - 1) == {ALERT: "quota"}
+    assert leaving(tmp_path, 2 * each, ALERT) == {OTHER: "quota"}
+    assert leaving(tmp_path, each, ALERT) == {OTHER: "quota", THIRD: "quota"}
+    assert list(leaving(tmp_path, each - 1, ALERT)) == [OTHER, THIRD, ALERT]
+    store.remove(ALERT)
+    assert (store.has(ALERT), store.usage_bytes()) == (False, 2 * each)
 
 
 def test_what_is_too_old_goes_unless_it_was_confirmed(tmp_path: Path) -> None:
-    store = EvidenceStore(tmp_path)
     for alert_id, age_s in ((ALERT, 40 * 86400), (OTHER, 31 * 86400), (THIRD, 29 * 86400)):
         filled(tmp_path, alert_id, age_s=age_s)
-    _, gone = store.evict(10**9, DAYS, {ALERT})
-    assert gone == {"age": 1, "quota": 0}
-    assert {one.alert_id for one in store.kept()} == {ALERT, THIRD}
+    assert leaving(tmp_path, 10**9, ALERT) == {OTHER: "age"}

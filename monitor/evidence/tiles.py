@@ -1,0 +1,185 @@
+"""Similarity tiles as evidence: computed again from both sides' features by the network that matched, and drawn.
+
+A tile has rows of stream seconds and columns of reference seconds around one end of a copy. It is computed with a halo
+on each side, so its mask is what the channel's own matching read there.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from monitor.ingest.windows import LiveSecond
+from monitor.matching.mask_step import MaskStepNet
+from monitor.matching.tiles import GRAIN, HALO
+from reference_db.catalog import FEATURE_SIZE
+from reference_db.feature_rows import ReferenceRows
+
+TILE_S = 48  # stream seconds of a tile, its margins included
+MARGIN_S = 6  # shown before a copy begins and after it ends
+MAX_COLUMNS = 2 * TILE_S + 2 * MARGIN_S  # at double speed
+
+HEAT = ((13, 17, 43), (43, 46, 110), (92, 83, 165), (204, 96, 120), (247, 168, 90), (255, 247, 205))  # dark to light
+MASK_COLOUR, PATH_COLOUR, INK, PAPER = (90, 235, 255), (40, 255, 120), (40, 40, 40), (255, 255, 255)
+SIDE_PX = 560  # of the longer side of the drawn matrix, about
+LEFT_PX, TOP_PX, RIGHT_PX, BOTTOM_PX = 58, 22, 12, 38
+TICK_S = (1, 2, 5, 10, 20, 30)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tile:
+    """A part of the similarity matrix, what the network read in it, and the path."""
+
+    live_s: int  # stream second of row 0
+    ref_s: int  # reference second of column 0
+    similarity: NDArray[np.float32]  # [live, ref]
+    mask: NDArray[np.float32]  # [live, ref]
+    path: tuple[tuple[int, int], ...]  # (row, column), in order
+
+    def numbers(self, name: str) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        rows, columns = self.similarity.shape
+        return {
+            "name": name,
+            "live_s": self.live_s,
+            "ref_s": self.ref_s,
+            "rows": rows,
+            "columns": columns,
+            "similarity": np.round(self.similarity.astype(np.float64), 3).tolist(),
+            "mask": np.round(self.mask.astype(np.float64), 3).tolist(),
+            "path": [list(cell) for cell in self.path],
+        }
+
+
+def whole_path(points: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Every stream second from the first of these (live_s, ref_s) cells to the last, with its reference second."""
+    ordered = sorted(set(points))
+    if not ordered:
+        return []
+    live, ref = np.array(ordered).T
+    seconds = np.arange(live[0], live[-1] + 1)
+    columns = np.round(np.interp(seconds, live, ref)).astype(int)
+    return list(zip(seconds.tolist(), columns.tolist(), strict=True))
+
+
+def tile_of(
+    lives: Sequence[LiveSecond],
+    rows: ReferenceRows,
+    informative: NDArray[np.bool_],
+    points: Sequence[tuple[int, int]],
+    start_s: int,
+    net: MaskStepNet,
+) -> Tile | None:
+    """The tile whose first row is `start_s`, around the path there; None where the path or the seconds are not at hand.
+
+    `lives` follow each other; `points` are cells (live_s, ref_s) of the path.
+    """
+    shown = {live.second: live for live in lives if start_s <= live.second < start_s + TILE_S}
+    along = [(s, ref) for s, ref in whole_path(points) if s in shown and 0 <= ref < len(rows)]
+    if not along or not shown:
+        return None
+    first_s, n_rows = min(shown), len(shown)
+    refs = [ref for _, ref in along]
+    left = max(0, min(refs) - MARGIN_S)
+    right = min(len(rows), max(refs) + 1 + MARGIN_S, left + MAX_COLUMNS)
+    wide = range(first_s - HALO, first_s + n_rows + HALO)
+    west, east = max(0, left - HALO), min(len(rows), right + HALO)
+    matrix = _similarity({live.second: live for live in lives}, wide, rows[west:east], informative[west:east])
+    mask = _mask(matrix, net)
+    inner = (slice(HALO, HALO + n_rows), slice(left - west, right - west))
+    path = tuple((s - first_s, ref - left) for s, ref in along if left <= ref < right)
+    return Tile(first_s, left, matrix[inner], mask[inner], path)
+
+
+def _similarity(
+    lives: dict[int, LiveSecond], seconds: range, near: NDArray[np.float32], informative: NDArray[np.bool_]
+) -> NDArray[np.float32]:
+    """As matching has it: 0 where either side was unseen or says nothing, rounded to its grain."""
+    air = np.zeros((len(seconds), FEATURE_SIZE), np.float32)
+    for n, second in enumerate(seconds):
+        live = lives.get(second)
+        if live is not None and live.counts and live.row is not None:
+            air[n] = live.row
+    cells = np.where(informative, air @ near.T, np.float32(0))
+    return np.asarray(np.round(cells * GRAIN) / GRAIN, np.float32)
+
+
+def _mask(matrix: NDArray[np.float32], net: MaskStepNet) -> NDArray[np.float32]:
+    with torch.inference_mode():
+        logits, _ = net(torch.from_numpy(matrix)[None, None])
+        return np.asarray(torch.sigmoid(logits[0, 1] - logits[0, 0]).numpy(), np.float32)
+
+
+# --- drawing ---------------------------------------------------------------------------------------------------------
+
+
+def drawn(tile: Tile, tau: float) -> bytes:
+    """The tile as PNG: similarity as heat, the mask above `tau` outlined, the path as a line, seconds on both axes."""
+    rows, columns = tile.similarity.shape
+    cell = max(4, min(14, SIDE_PX // max(rows, columns)))
+    picture = Image.new("RGB", (LEFT_PX + columns * cell + RIGHT_PX, TOP_PX + rows * cell + BOTTOM_PX), PAPER)
+    heat = Image.fromarray(_heat(tile.similarity)).resize((columns * cell, rows * cell), Image.Resampling.NEAREST)
+    picture.paste(heat, (LEFT_PX, TOP_PX))
+    pen = ImageDraw.Draw(picture)
+    for line in _outline(tile.mask > tau):
+        pen.line([_px(row, column, cell) for row, column in line], fill=MASK_COLOUR, width=1)
+    if len(tile.path) > 1:
+        pen.line(
+            [_px(row + 0.5, column + 0.5, cell) for row, column in tile.path], fill=PATH_COLOUR, width=2, joint="curve"
+        )
+    _axes(pen, tile, cell)
+    buffer = io.BytesIO()
+    picture.quantize(64, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def _px(row: float, column: float, cell: int) -> tuple[float, float]:
+    return LEFT_PX + column * cell, TOP_PX + row * cell
+
+
+def _heat(similarity: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """Colours [rows, columns, 3]; 0 and below is darkest, 1 lightest."""
+    at = np.clip(similarity, 0, 1)
+    stops = np.linspace(0, 1, len(HEAT))
+    channels = [np.interp(at, stops, [colour[n] for colour in HEAT]) for n in range(3)]
+    return np.asarray(np.stack(channels, axis=-1).round(), np.uint8)
+
+
+def _outline(inside: NDArray[np.bool_]) -> list[list[tuple[int, int]]]:
+    """The borders between cells inside and outside, as lines between corners (row, column)."""
+    padded = np.pad(inside, 1)
+    lines = []
+    for row, column in zip(*np.nonzero(padded[1:, 1:-1] != padded[:-1, 1:-1]), strict=True):
+        lines.append([(int(row), int(column)), (int(row), int(column) + 1)])
+    for row, column in zip(*np.nonzero(padded[1:-1, 1:] != padded[1:-1, :-1]), strict=True):
+        lines.append([(int(row), int(column)), (int(row) + 1, int(column))])
+    return lines
+
+
+def _axes(pen: ImageDraw.ImageDraw, tile: Tile, cell: int) -> None:
+    font = ImageFont.load_default(11)
+    rows, columns = tile.similarity.shape
+    bottom = TOP_PX + rows * cell
+    for second in _ticks(tile.live_s, rows, cell, 16):
+        x, y = _px(second - tile.live_s + 0.5, 0, cell)
+        pen.line([(x - 4, y), (x - 1, y)], fill=INK)
+        pen.text((x - 6, y), f"{second} s", fill=INK, font=font, anchor="rm")
+    for second in _ticks(tile.ref_s, columns, cell, 44):
+        x, _ = _px(0, second - tile.ref_s + 0.5, cell)
+        pen.line([(x, bottom + 1), (x, bottom + 4)], fill=INK)
+        pen.text((x, bottom + 6), f"{second} s", fill=INK, font=font, anchor="mt")
+    pen.text((4, 4), "channel, down; similarity 0 (dark) to 1 (light), mask outlined, path", fill=INK, font=font)
+    pen.text((LEFT_PX, bottom + 22), "reference, to the right", fill=INK, font=font)
+
+
+def _ticks(first: int, n: int, cell: int, apart_px: int) -> range:
+    """Whole seconds at which an axis is labelled, so far apart at least."""
+    step = next((step for step in TICK_S if step * cell >= apart_px), TICK_S[-1])
+    return range(-(-first // step) * step, first + n, step)

@@ -1,0 +1,211 @@
+"""Evidence by the real pipeline: what is kept of a film on air shows both sides at the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from prometheus_client import CollectorRegistry
+
+from monitor.alerting.alerts import ENDED, Alert
+from monitor.alerting.outbox import Letter, Outbox
+from monitor.cli import main
+from monitor.compute import Compute, Models, load_models
+from monitor.demo.films import Film
+from monitor.evidence.keeper import EvidenceKeeper
+from monitor.evidence.store import EvidenceStore
+from monitor.ingest.sources import FileSource
+from monitor.metrics import Metrics
+from monitor.pipeline import Library, Straight, Watch, run_stream
+from monitor.settings import Settings
+from reference_db.catalog import Catalog
+from reference_db.index import ReferenceIndex
+from reference_db.registration import register
+from tests import media
+
+FPS = 4
+FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), 100.0)
+OTHER = Film("other", "Other", 88, ("marble", "wheel", "patchwork", "cells"), 3600.0)
+LONG_S, SHORT_S = 80, 14
+
+
+@dataclass(frozen=True)
+class House:
+    """A library with one film, a recording that shows it for long and then briefly, and what was told of it."""
+
+    folder: Path
+    alerts: list[Alert]
+    metrics: Metrics
+
+    @property
+    def store(self) -> EvidenceStore:
+        return EvidenceStore(self.folder)
+
+    def report(self, alert: Alert) -> dict[str, Any]:
+        report = self.store.report(alert.id)
+        assert report is not None
+        return report
+
+    def picture(self, alert: Alert, name: str) -> NDArray[np.uint8]:
+        content = self.store.file(alert.id, name)
+        assert content is not None, name
+        return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
+
+
+def watched(folder: Path, recording: Path, models: Models) -> House:
+    settings, metrics = Settings(data_dir=folder), Metrics(CollectorRegistry())
+    with Catalog.open(folder) as catalog:
+        library = Library(ReferenceIndex.build(catalog, models.encoder.encoder_id))
+    keeper = EvidenceKeeper(settings, models.net, metrics, lambda: library.rules)
+    told: list[Alert] = []
+    compute = Compute(models, metrics)
+    watch = Watch(library, models, settings, metrics, keeper)
+    try:
+        asyncio.run(run_stream(FileSource("ch5", recording, metrics), watch, Straight(told.append), compute, metrics))
+        keeper.flush()
+    finally:
+        compute.close()
+        keeper.close()
+    return House(folder, told, metrics)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> House:
+    folder = tmp_path_factory.mktemp("house")
+    models = load_models(Settings(data_dir=folder))
+    film = media.write_clip(folder / "film.mp4", ((n / FPS, FILM.picture(n / FPS)) for n in range(100 * FPS)), fps=FPS)
+    with Catalog.open(folder, write=True) as catalog:
+        register(film, catalog, models.encoder)
+    # other 10 s, the film from its second 6 for 80 s, other 30 s, the film from 50 for 14 s, other 25 s
+    air = [OTHER.picture(n / FPS) for n in range(10 * FPS)]
+    air += [FILM.picture(6 + n / FPS) for n in range(LONG_S * FPS)]
+    air += [OTHER.picture(100 + n / FPS) for n in range(30 * FPS)]
+    air += [FILM.picture(50 + n / FPS) for n in range(SHORT_S * FPS)]
+    air += [OTHER.picture(200 + n / FPS) for n in range(25 * FPS)]
+    clip = media.write_clip(folder / "air.ts", ((n / FPS, shown) for n, shown in enumerate(air)), fps=FPS)
+    house = watched(folder, clip, models)
+    with Outbox.open(folder, ()) as outbox:
+        outbox.write([Letter("ch5", house.alerts)])
+    return house
+
+
+def ended(house: House) -> list[Alert]:
+    return [alert for alert in house.alerts if alert.type == ENDED]
+
+
+def alike(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> float:
+    """Correlation of two pictures, whatever their sizes."""
+    small = [np.asarray(Image.fromarray(picture).resize((64, 36)), np.float64).ravel() for picture in (one, other)]
+    return float(np.asarray(np.corrcoef(np.stack(small)))[0, 1])
+
+
+def test_every_alert_has_its_evidence_and_says_where(house: House) -> None:
+    assert len(ended(house)) == 2
+    for alert in house.alerts:
+        assert alert.evidence == f"/api/v1/alerts/{alert.id}/evidence"
+    for alert in ended(house):
+        report = house.report(alert)
+        assert (report["complete"], report["note"]) == (True, None)
+        assert report["alert"] == alert.as_dict()
+        assert [frame["at"] for frame in report["frames"]] == ["start", "middle", "end"]
+
+
+def test_the_paired_frames_show_the_same_moment(house: House) -> None:
+    for alert in ended(house):
+        start, middle, end = house.report(alert)["frames"]
+        assert start["stream_s"] == pytest.approx(alert.channel_start, abs=2)
+        assert middle["stream_s"] == pytest.approx((alert.channel_start + alert.channel_end) / 2, abs=2)
+        assert end["stream_s"] == pytest.approx(alert.channel_end, abs=3)
+        for frame in (start, middle, end):
+            air, shown = house.picture(alert, frame["air"]), house.picture(alert, frame["reference"])
+            assert alike(air, shown) > 0.95, frame
+            assert alike(air, FILM.picture(frame["ref_s"] + 0.6)) > 0.95, frame
+
+
+def test_the_tiles_have_the_path_where_similarity_and_mask_are_high(house: House) -> None:
+    long, short = (house.report(alert)["tiles"] for alert in ended(house))
+    assert [tile["name"] for tile in long] == ["tile-start", "tile-end"]
+    assert [tile["name"] for tile in short] == ["tile-start"]  # it is whole in one
+    for alert, tiles in zip(ended(house), (long, short), strict=True):
+        for tile in tiles:
+            similarity, mask = np.array(tile["similarity"]), np.array(tile["mask"])
+            assert similarity.shape == mask.shape == (tile["rows"], tile["columns"])
+            rows, columns = np.array(tile["path"]).T
+            assert similarity[rows, columns].mean() > 0.6 > 2 * similarity.mean()
+            assert mask[rows, columns].mean() > 0.5 > 2 * mask.mean()
+            offsets = (tile["ref_s"] + columns) - (tile["live_s"] + rows)
+            assert np.abs(offsets - (alert.reference_start - alert.channel_start)).max() <= 2
+    assert long[0]["live_s"] < ended(house)[0].channel_start
+    assert long[1]["live_s"] + long[1]["rows"] > ended(house)[0].channel_end
+
+
+def test_the_drawn_tile_has_heat_mask_path_and_seconds(house: House) -> None:
+    for name in ("tile-start.png", "tile-end.png"):
+        drawn = house.picture(ended(house)[0], name).astype(int)
+        assert min(drawn.shape[:2]) > 300
+        green = (drawn[..., 1] > 200) & (drawn[..., 0] < 120) & (drawn[..., 2] < 180)
+        cyan = (drawn[..., 2] > 200) & (drawn[..., 1] > 180) & (drawn[..., 0] < 150)
+        ink = drawn[:, :50].max(axis=2) < 120
+        assert green.sum() > 200
+        assert cyan.sum() > 200
+        assert ink.sum() > 100
+
+
+def test_what_it_takes_is_counted_and_modest(house: House) -> None:
+    value = house.metrics.registry.get_sample_value
+    assert value("copywatch_evidence_bytes") == house.store.usage_bytes()
+    assert value("copywatch_evidence_quota_bytes") == 2_000_000_000
+    assert value("copywatch_evidence_failures_total", {"reason": "failed"}) is None
+    for alert in ended(house):
+        assert sum(path.stat().st_size for path in house.store.paths(alert.id)) < 300_000
+
+
+def said(capsys: pytest.CaptureFixture[str], house: House, *words: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as left:
+        main(["alerts", *words, "--data-dir", str(house.folder)])
+    out, err = capsys.readouterr()
+    assert left.value.code == code, err
+    return out if code == 0 else err
+
+
+def test_show_prints_it(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    alert = ended(house)[0]
+    words = said(capsys, house, "show", alert.id)
+    assert "complete; times in UTC" in words
+    assert "threshold 0.12" in words
+    shown = [Path(line) for line in words.splitlines() if line.startswith("/")]
+    assert sorted(path.name for path in shown) == sorted(
+        [f"{side}-{at}.jpg" for side in ("air", "ref") for at in ("start", "middle", "end")]
+        + ["tile-start.png", "tile-end.png", "report.json"]
+    )
+    assert all(path.exists() for path in shown)
+    whole = json.loads(said(capsys, house, "show", alert.id, "--json"))
+    assert whole["evidence"] == json.loads(json.dumps(house.report(alert)))
+
+
+def test_export_makes_one_archive_whose_sums_are_right(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alert = ended(house)[0]
+    said(capsys, house, "export", alert.id, "--output", str(tmp_path / "case.zip"))
+    assert [path.name for path in tmp_path.iterdir()] == ["case.zip"]
+    with zipfile.ZipFile(tmp_path / "case.zip") as archive:
+        assert archive.testzip() is None
+        manifest = json.loads(archive.read(f"{alert.id}/manifest.json"))
+        for file in manifest["files"]:
+            content = archive.read(f"{alert.id}/{file['name']}")
+            assert (len(content), hashlib.sha256(content).hexdigest()) == (file["bytes"], file["sha256"])
+    assert len(manifest["files"]) == 9 + 2
+    assert "no alert" in said(capsys, house, "export", "f" * 24, "-o", str(tmp_path / "no.zip"), code=1)
+    assert "No such file" in said(capsys, house, "export", alert.id, "-o", str(tmp_path / "no" / "no.zip"), code=1)
+    assert len(list(tmp_path.iterdir())) == 1
