@@ -243,6 +243,10 @@ class Metrics:
         )
         ProcessCollector(registry=registry)  # process_cpu_seconds_total, process_resident_memory_bytes, ...
 
+    def alert_told(self, channel: str, type_: str, licence: str | None) -> None:
+        """Counts an alert event."""
+        self.alerts.labels(channel, type_.removeprefix("alert."), "no" if licence is None else "yes").inc()
+
     def forget(self, channel: str) -> None:
         """Drops every series of a channel that is no longer watched."""
         for family in vars(self).values():

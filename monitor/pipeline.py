@@ -407,8 +407,7 @@ async def _deliver(
 ) -> None:
     while (outcome := await outcomes.get()) is not None:
         for alert in outcome.alerts:
-            licensed = "no" if alert.licence is None else "yes"
-            metrics.alerts.labels(channel, alert.type.removeprefix("alert."), licensed).inc()
+            metrics.alert_told(channel, alert.type, alert.licence)
             if alert.type == STARTED:
                 waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
                 metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)

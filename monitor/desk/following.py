@@ -108,9 +108,7 @@ async def _settle(desk: Desk, history: History, metrics: Metrics, telling: Telli
             if alert_id in on_air:
                 continue
             await telling.put(Letter(news.channel, [news]))
-            metrics.alerts.labels(
-                news.channel, news.type.removeprefix("alert."), "no" if news.licence is None else "yes"
-            ).inc()
+            metrics.alert_told(news.channel, news.type, news.licence)
         settled = [one for one in waiting if one.alert_id == alert_id]
         await asyncio.to_thread(desk.settle, [one.n for one in settled])
         for one in settled:

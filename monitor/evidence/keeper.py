@@ -100,8 +100,9 @@ class EvidenceKeeper:
         done.wait()
 
     def picture(self, epoch: ChannelEpoch, second: int, picture: NDArray[np.uint8]) -> None:
-        """Takes the newest picture of a channel."""
-        self._hand_over(lambda: self._push(epoch, second, picture), is_picture=True)
+        """Takes the newest picture of a channel; one pixel stands for a second that came as features."""
+        if picture.size > 3:
+            self._hand_over(lambda: self._push(epoch, second, picture), is_picture=True)
 
     def told(self, seen: Seen) -> None:
         """Takes what there is of an alert that is being told."""

@@ -18,6 +18,7 @@ import numpy as np
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.compute import Compute, Models
 from monitor.errors import SnapshotRefused
+from monitor.evidence.keeper import EvidenceKeeper
 from monitor.ingest.ledger import FrameLedger
 from monitor.ingest.sources import Sample
 from monitor.kafka.records import MS, FrameRecord, Headers
@@ -41,9 +42,10 @@ class Works:
     models: Models
     compute: Compute
     metrics: Metrics
+    evidence: EvidenceKeeper | None
 
     def watch(self) -> Watch:
-        return Watch(self.library, self.models, self.settings, self.metrics)
+        return Watch(self.library, self.models, self.settings, self.metrics, self.evidence)
 
 
 class Channel:

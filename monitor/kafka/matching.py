@@ -23,7 +23,9 @@ from prometheus_client import CollectorRegistry
 
 from monitor import __version__
 from monitor.compute import Compute, load_models
+from monitor.desk.following import follow_desk, rules_at_start
 from monitor.errors import Unreachable
+from monitor.evidence.keeper import keeper_of
 from monitor.health import Health, Worker
 from monitor.kafka.broker import (
     ANSWER_S,
@@ -69,24 +71,31 @@ async def match(
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
     keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
-    library = Library(await asyncio.to_thread(keeper.refresh))
+    rules = await asyncio.to_thread(rules_at_start, settings.data_dir)
+    library = Library(await asyncio.to_thread(keeper.refresh), rules)
     tell_index(library.index, metrics)
     compute = Compute(models, metrics)
+    evidence = keeper_of(settings, models.net, metrics, lambda: library.rules)
     problems: dict[str, str] = {}
     workers = {"compute": compute.worker, "refresher": Worker()}
     health = Health(problems, ("index", "kafka"), workers, vital=("compute",))
-    member = Member(Works(settings, library, models, compute, metrics), partial(note, problems, "kafka"), stop)
+    works = Works(settings, library, models, compute, metrics, evidence)
+    member = Member(works, partial(note, problems, "kafka"), stop)
     try:
         async with answering(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
             refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
+            heeding = tasks.create_task(follow_desk(settings.data_dir, library, metrics, problems))
             logger.info("matching against %d references; health at %s", len(library.index.references), address)
             notify("READY=1", f"STATUS=matching against {len(library.index.references)} references")
             if on_ready is not None:
                 on_ready(address)
             await member.run()
             refreshing.cancel()
+            heeding.cancel()
     finally:
         compute.close()
+        if evidence is not None:
+            evidence.close()
         member.close()
 
 

@@ -288,7 +288,7 @@ class Partition:
     def _count(self, outcome: Outcome) -> None:
         metrics = self._works.metrics
         for alert in outcome.alerts:
-            metrics.alerts.labels(alert.channel, alert.type.removeprefix("alert.")).inc()
+            metrics.alert_told(alert.channel, alert.type, alert.licence)
             if alert.type == STARTED:
                 waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
                 metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)
