@@ -11,6 +11,7 @@ MonitorError
 │   ├── DeskRefused    what was asked for cannot be
 │   ├── NotOnDesk      there is no such thing
 │   └── DeskFailed     the disk does not keep it, or cannot be read
+├── JobsFailed         uploads cannot be kept on disk until they are registered
 └── Unreachable        an address that does not answer: exit 4
 """
 
@@ -47,6 +48,10 @@ class SnapshotRefused(MonitorError):
     def __init__(self, reason: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(f"the kept state cannot be used: {reason}")
         self.notes = notes
+
+
+class JobsFailed(MonitorError):
+    """Uploads cannot be kept on disk, or read from it."""
 
 
 class OutboxFailed(MonitorError):

@@ -194,7 +194,7 @@ def told(events: Sequence[Event], station: Station) -> list[AlertOut]:
             "status": {ENDED: "ended", RETRACTED: "retracted"}.get(event.alert.type, "open"),
             "told_at": event.told_at,
             "review": None if review is None else review.as_dict(),
-            "has_evidence": False,
+            "has_evidence": station.evidence.has(event.alert.id),
         }
         found.append(AlertOut.model_validate({**event.alert.as_dict(), **more}))
     return found

@@ -3,6 +3,8 @@
 Each resource of the API has a file of its own beside this one; who may use which route is in auth.py.
 """
 
+import asyncio
+
 from fastapi import FastAPI
 
 from monitor import __version__
@@ -12,7 +14,9 @@ from monitor.web.board import Board
 from monitor.web.channels import add_channels
 from monitor.web.dashboard import add_dashboard
 from monitor.web.events import Events, add_events
+from monitor.web.evidence import add_evidence
 from monitor.web.guard import Guard
+from monitor.web.jobs import Jobs, Registrar
 from monitor.web.licences import add_licences
 from monitor.web.probes import probes
 from monitor.web.problems import tell_problems
@@ -20,6 +24,7 @@ from monitor.web.references import add_references
 from monitor.web.station import Station
 from monitor.web.system import add_session, add_system
 from monitor.web.tokens import Tokens
+from monitor.web.uploads import add_jobs, add_uploads
 
 
 class Web:
@@ -35,7 +40,11 @@ class Web:
         add_session(self.app, gatekeeper, tokens)
         add_channels(self.app, station, board)
         add_references(self.app, station)
+        self.registrar = Registrar(Jobs(station.settings.data_dir), station.settings)
+        add_uploads(self.app, station, self.registrar)
+        add_jobs(self.app, self.registrar.jobs)
         add_alerts(self.app, station)
+        add_evidence(self.app, station)
         add_licences(self.app, station)
         add_events(self.app, self.events)
         add_dashboard(self.app)
@@ -43,4 +52,6 @@ class Web:
         self.app.add_middleware(Guard, api=self.app, gatekeeper=gatekeeper)
 
     async def run(self) -> None:
-        await self.events.run()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.events.run())
+            tasks.create_task(self.registrar.run())

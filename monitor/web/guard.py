@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from sse_starlette.sse import SendTimeoutError
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import HTTPConnection
+from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -75,6 +75,8 @@ class Guard:
             await reply(503, "Nobody is let in: the tokens cannot be read.", scope["path"])(
                 scope, receive, with_headers
             )
+        except ClientDisconnect:
+            logger.debug("%s %s: the caller left", scope["method"], scope["path"])
         except SendTimeoutError:
             logger.info("a listener whose connection was stuck was dropped")
         except Exception:  # whatever a route fails by is that request's failure and nobody else's

@@ -11,7 +11,16 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from monitor.errors import ConfigError, DeskFailed, DeskRefused, MonitorError, NotOnDesk, OutboxFailed, Unreachable
+from monitor.errors import (
+    ConfigError,
+    DeskFailed,
+    DeskRefused,
+    JobsFailed,
+    MonitorError,
+    NotOnDesk,
+    OutboxFailed,
+    Unreachable,
+)
 from reference_db.addresses import redact_text
 from reference_db.errors import (
     CatalogError,
@@ -39,6 +48,7 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (DeskRefused, 422),
     (NotOnDesk, 404),
     (DeskFailed, 503),
+    (JobsFailed, 503),
     (OutboxFailed, 503),
     (MonitorError, 422),
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from monitor.alerting.outbox import History, Letter
 from monitor.desk.desk import Desk
+from monitor.evidence.store import EvidenceStore
 from monitor.health import Health
 from monitor.ingest.glimpses import Glimpses
 from monitor.metrics import Metrics
@@ -38,6 +39,7 @@ class Station:
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
+        self.evidence = EvidenceStore(self.settings.data_dir)
         self.history, self.desk = History(self.settings.data_dir), Desk(self.settings.data_dir)
         self._contents: Contents | None = None
         self._reading = threading.Lock()

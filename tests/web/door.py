@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +26,11 @@ from reference_db.index import ReferenceIndex
 from tests.web.serving import PATIENCE_S, Client
 
 
+@cache
+def _encoder_id() -> str:
+    return load_encoder().encoder_id
+
+
 class Door:
     """Serves while open. `outbox` is where alerts are told."""
 
@@ -38,7 +44,7 @@ class Door:
             health=Health({}, (), {}, ()),
             library=Library(ReferenceIndex.from_features([])),
             model="test",
-            encoder_id=load_encoder().encoder_id,
+            encoder_id=_encoder_id(),
             channels=lambda: [],
             glimpses=Glimpses(),
             put=self._put,

@@ -1,0 +1,86 @@
+"""`/alerts/ID/evidence`: the pictures and numbers behind an alert, and all of it in one archive."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Path, Response
+from pydantic import BaseModel, ConfigDict
+
+from monitor.web.alerts import AlertId
+from monitor.web.problems import MAY_FAIL, not_found
+from monitor.web.station import Station
+
+FileName = Annotated[str, Path(pattern=r"^((air|ref)-(start|middle|end)\.jpg|tile-(start|end)\.png)$")]
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+PICTURE: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": BINARY, "image/png": BINARY}}}
+ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": BINARY}}}
+
+
+class PairOut(BaseModel):
+    """What air and reference show at one moment of the copy."""
+
+    model_config = ConfigDict(extra="allow")
+
+    at: str
+    stream_s: float
+    ref_s: float
+    air: str | None
+    reference: str | None
+    note: str | None
+
+
+class TileOut(BaseModel):
+    """A part of the similarity matrix, with what the network made of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    live_s: float
+    ref_s: float
+    rows: int
+    columns: int
+    similarity: list[list[float]]
+    mask: list[list[float]]
+    path: list[list[float]]
+
+
+class EvidenceReportOut(BaseModel):
+    """All that is known of an alert, and the names of its pictures."""
+
+    model_config = ConfigDict(extra="allow")
+
+    alert: dict[str, Any]
+    frames: list[PairOut]
+    tiles: list[TileOut]
+    complete: bool
+    note: str | None
+
+
+def add_evidence(api: FastAPI, station: Station) -> None:
+    @api.get("/api/v1/alerts/{id}/evidence", responses=MAY_FAIL, tags=["evidence"])
+    def show_evidence(id: AlertId) -> EvidenceReportOut:
+        """The report: frames, tiles with their numbers, notes."""
+        report = station.evidence.report(id)
+        if report is None:
+            raise not_found(f"evidence of alert {id}")
+        return EvidenceReportOut.model_validate(report)
+
+    @api.get(
+        "/api/v1/alerts/{id}/evidence/{file}", responses=MAY_FAIL | PICTURE, response_class=Response, tags=["evidence"]
+    )
+    def show_file(id: AlertId, file: FileName) -> Response:
+        """One of its pictures."""
+        content = station.evidence.file(id, file)
+        if content is None:
+            raise not_found(f"picture {file} of alert {id}")
+        return Response(content, media_type="image/png" if file.endswith(".png") else "image/jpeg")
+
+    @api.get("/api/v1/alerts/{id}/export", responses=MAY_FAIL | ARCHIVE, response_class=Response, tags=["evidence"])
+    def export_alert(id: AlertId) -> Response:
+        """One archive with all of it and the SHA-256 of each file."""
+        content = station.evidence.zip(id)
+        if content is None:
+            raise not_found(f"alert {id}")
+        named = {"Content-Disposition": f'attachment; filename="{id}.zip"'}
+        return Response(content, media_type="application/zip", headers=named)
