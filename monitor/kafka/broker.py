@@ -10,7 +10,7 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
@@ -27,6 +27,12 @@ FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 ENVELOPE_BYTES = 1 << 20  # for keys, headers and batch around a value
 MAX_REQUEST_BYTES = max(MAX_SNAPSHOT_BYTES, 2 * MAX_VALUE_BYTES) + ENVELOPE_BYTES
 DAY_MS = 24 * 3600 * 1000
+
+
+class Stoppable(Protocol):
+    """A client of aiokafka."""
+
+    async def stop(self) -> None: ...
 
 
 def dlq_of(topic: str) -> str:
@@ -93,6 +99,17 @@ async def ensure_topics(settings: KafkaSettings, names: Sequence[str]) -> None:
         ) from error
     finally:
         await client.close()
+
+
+async def put_away(client: Stoppable) -> None:
+    """Stops a client within seconds, whatever it says: a broker that is away must not keep us.
+
+    In a task of its own: aiokafka lets the cancellation of its own tasks out of `stop`, which must not look like ours.
+    """
+    stopping = asyncio.create_task(client.stop())
+    await asyncio.wait({stopping}, timeout=ANSWER_S)
+    if not stopping.cancel() and not stopping.cancelled() and (error := stopping.exception()) is not None:
+        logger.debug("a client did not stop well: %s", in_words(error))
 
 
 def in_words(error: BaseException) -> str:

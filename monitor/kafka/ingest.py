@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from monitor.kafka.broker import (
     connection,
     ensure_topics,
     in_words,
+    put_away,
     until_reached,
     wait_or,
 )
@@ -218,5 +219,4 @@ class Publisher:
         is_ours = producer is self._producer
         if producer is not None and is_ours:
             self._producer = None
-            with suppress(Exception):  # a broker that is away must not keep us
-                await asyncio.wait_for(producer.stop(), ANSWER_S)
+            await put_away(producer)

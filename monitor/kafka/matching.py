@@ -35,6 +35,7 @@ from monitor.kafka.broker import (
     dlq_of,
     ensure_topics,
     in_words,
+    put_away,
     until_reached,
     wait_or,
 )
@@ -169,8 +170,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
                 asking.cancel()
         finally:
             await self._let_go()
-            with suppress(Exception):  # a broker that is away must not keep us
-                await asyncio.wait_for(consumer.stop(), ANSWER_S)
+            await put_away(consumer)
 
     async def _let_go(self) -> None:
         await self._park(list(self._partitions))

@@ -29,7 +29,15 @@ from aiokafka.structs import OffsetAndMetadata
 
 from monitor.alerting.alerts import STARTED, Alert
 from monitor.errors import MonitorError
-from monitor.kafka.broker import ANSWER_S, FIRST_RETRY_S, LAST_RETRY_S, MAX_REQUEST_BYTES, connection, dlq_of, in_words
+from monitor.kafka.broker import (
+    FIRST_RETRY_S,
+    LAST_RETRY_S,
+    MAX_REQUEST_BYTES,
+    connection,
+    dlq_of,
+    in_words,
+    put_away,
+)
 from monitor.kafka.channel import Channel, Works
 from monitor.kafka.records import MS, BadRecord, FrameRecord, KafkaRecord, Shown, dead_letter, read
 from monitor.kafka.state import OFFSET_KEY, Kept, offset_value, read_kept
@@ -151,8 +159,7 @@ class Partition:
         self._channels, self._alerts, self._dead, self._gone, self._shown = {}, [], [], [], {}
         if self._producer is not None:
             producer, self._producer = self._producer, None
-            with suppress(Exception):  # a broker that is away must not keep us
-                await asyncio.wait_for(producer.stop(), ANSWER_S)
+            await put_away(producer)
 
     def _empty(self) -> None:
         self._buffer.clear()

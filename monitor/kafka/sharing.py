@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaError
 from pydantic import ValidationError
 
 from monitor.errors import Unreachable
-from monitor.kafka.broker import ANSWER_S, FIRST_RETRY_S, LAST_RETRY_S, connection, ensure_topics, in_words
+from monitor.kafka.broker import ANSWER_S, FIRST_RETRY_S, LAST_RETRY_S, connection, ensure_topics, in_words, put_away
 from monitor.kafka.records import MS
 from monitor.metrics import Metrics
 from monitor.settings import ChannelSettings, KafkaSettings
@@ -75,8 +75,7 @@ class Share(ConsumerRebalanceListener):  # type: ignore[misc]
                 logger.error("the list of channels cannot be read: %s", in_words(error))
                 self._complain(f"the list of channels cannot be read ({in_words(error)})")
             finally:
-                with suppress(Exception):
-                    await asyncio.wait_for(consumer.stop(), ANSWER_S)
+                await put_away(consumer)
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 
@@ -156,8 +155,7 @@ async def put_channel(kafka: KafkaSettings, name: str, channel: ChannelSettings 
     except (KafkaError, OSError, TimeoutError) as error:
         raise Unreachable(f"the broker at {kafka.bootstrap} does not take it ({in_words(error)}).") from error
     finally:
-        with suppress(Exception):
-            await asyncio.wait_for(producer.stop(), ANSWER_S)
+        await put_away(producer)
 
 
 async def shared_channels(kafka: KafkaSettings) -> list[ChannelSettings]:
@@ -184,6 +182,5 @@ async def shared_channels(kafka: KafkaSettings) -> list[ChannelSettings]:
     except (KafkaError, OSError, TimeoutError) as error:
         raise Unreachable(f"the broker at {kafka.bootstrap} does not answer ({in_words(error)}).") from error
     finally:
-        with suppress(Exception):
-            await asyncio.wait_for(consumer.stop(), ANSWER_S)
+        await put_away(consumer)
     return [found[name] for name in sorted(found)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from monitor.kafka.broker import ANSWER_S, connection, ensure_topics
+from monitor.kafka.broker import ANSWER_S, connection, ensure_topics, put_away
 from monitor.kafka.records import Headers
 from monitor.settings import KafkaSettings
 
@@ -60,7 +60,7 @@ async def read_kept(settings: KafkaSettings, frames: TopicPartition) -> Kept:
                 for record in (await consumer.getmany(state, timeout_ms=SLACK_MS)).get(state, []):
                     _note(kept, record.key, record.value, list(record.headers))
     finally:
-        await asyncio.wait_for(consumer.stop(), ANSWER_S)
+        await put_away(consumer)
     return kept
 
 
