@@ -25,7 +25,7 @@ from reference_db.addresses import SCHEMES, SRT_ADVICE, redact_text, redact_url
 
 ENV_PREFIX = "COPYWATCH_"
 # Variables that Kubernetes sets in every pod beside a service called "copywatch", and ours that are no settings.
-_NO_SETTINGS = re.compile(r"COPYWATCH_(CONFIG|SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
+_NO_SETTINGS = re.compile(r"COPYWATCH_(CONFIG|KAFKA_HOME|TEST_KAFKA|SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
 
 
 def default_data_dir() -> Path:
