@@ -2,6 +2,7 @@
 """Prints what things cost, as ratios measured side by side in one run: an absolute time says little by itself.
 
     scripts/bench.py channels VIDEO     N live channels of this video against `ffmpeg -skip_frame nokey` on the same
+    scripts/bench.py kafka              `copywatch match` against bare reading, and bare decoding and encoding
     scripts/bench.py registration VIDEO registering this video against bare decoding and encoding of it
     scripts/bench.py search VIDEOS      libraries of up to 10 million seconds: what is found, and what it costs
     scripts/bench.py stream             a day of one channel: does a second cost the same at the end of it?
@@ -21,7 +22,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 # Modules with `add_arguments(parser)`, `run(args)` -> figures, and `lines(figures)`.
-PARTS = ("channels", "registration", "search", "stream")
+PARTS = ("channels", "kafka", "registration", "search", "stream")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
