@@ -3,6 +3,7 @@
 
     scripts/chaos.py storage                 the library: kills, failing disks, power cuts, flipped bytes
     scripts/chaos.py --seed 7 --json storage
+    scripts/chaos.py kafka                   a group of matchers: kills, zombies, storms, a broker that goes away
     scripts/chaos.py streams                 channels: faults of streams, bad media, hostile addresses
 
 Each part prints its figures and ends with 0 only if every promise held. `scripts/test` runs a short sample of each.
@@ -78,6 +79,46 @@ def streams(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     return parts
 
 
+def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
+    """A group of matchers on a real broker: what it tells in the end against an unbroken run."""
+    from tests import broker
+    from tests.chaos import kafka
+    from tests.dying_match import WRONG
+
+    parts: dict[str, Part] = {}
+
+    def run(name: str, trial: Callable[[int], kafka.Trial], enough: Callable[[list[kafka.Trial]], bool]) -> None:
+        began, trials = time.monotonic(), list[kafka.Trial]()
+        while not enough(trials):
+            trials.append(trial(args.seed + len(trials)))
+            say(f"  {name} {len(trials)}: {trials[-1]}")
+        parts[name] = kafka.figures(trials, stage.unbroken)
+        say(f"{name}: {json.dumps(parts[name])}  ({time.monotonic() - began:.0f} s)")
+
+    with tempfile.TemporaryDirectory() as folder:
+        node = broker.begin(Path(folder) / "broker")
+        try:
+            say("an unbroken run")
+            stage = kafka.Stage.build(Path(folder) / "house", node, args.seed, args.channels, args.seconds)
+            run(
+                "kill -9 of matchers",
+                lambda seed: kafka.kills(stage, seed, args.kills_each),
+                lambda trials: sum(trial.deaths.total() for trial in trials) >= args.kills,
+            )
+            run("zombies", lambda seed: kafka.zombies(stage, seed, 3), lambda trials: len(trials) >= args.rounds)
+            run(
+                "broker away",
+                lambda seed: kafka.broker_faults(stage, seed, 4),
+                lambda trials: len(trials) >= args.rounds,
+            )
+            run("rebalance storm", lambda seed: kafka.storm(stage, seed, 12), lambda trials: len(trials) >= args.rounds)
+            for wrong in WRONG:
+                run(f"control: {wrong}", lambda seed, wrong=wrong: kafka.kills(stage, seed, 5, wrong), bool)  # type: ignore[misc]
+        finally:
+            node.stop()
+    return parts
+
+
 def broken(parts: dict[str, Part]) -> list[str]:
     """What did not go as promised; a control that nobody noticed is as bad as a promise that was broken."""
     return [name for name, part in parts.items() if bool(part["wrong"]) != name.startswith("control: ")]
@@ -100,6 +141,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     channels.add_argument("--cases", type=int, default=10**6, help="bad files to try; all there are by default")
     channels.add_argument("--short", action="store_true", help="without the stories that take minutes")
     channels.set_defaults(run=streams)
+    matchers = commands.add_parser("kafka", help="a group of matchers on a broker")
+    matchers.add_argument("--kills", type=int, default=200, help="of matchers, in all")
+    matchers.add_argument("--kills-each", type=int, default=15, help="of matchers, in one trial")
+    matchers.add_argument("--rounds", type=int, default=3, help="trials of each other kind")
+    matchers.add_argument("--channels", type=int, default=6)
+    matchers.add_argument("--seconds", type=int, default=240, help="of each channel")
+    matchers.set_defaults(run=kafka)
     args = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)  # what the library says of each repair is not news here
     parts = args.run(args, lambda line: print(line, file=sys.stderr if args.json else sys.stdout, flush=True))

@@ -98,6 +98,15 @@ class Broker:
         assert self.folder
         return self.folder / "ca.pem"
 
+    def add_scram_user(self, name: str, password: str) -> None:
+        """By Kafka's own tool, since no client of ours can."""
+        self._ours()
+        libs = f"{_script('fetch').partition(' is in ')[2].strip().rstrip('.')}/libs/*"
+        tool = ["java", "-XX:TieredStopAtLevel=1", "-cp", libs, "kafka.admin.ConfigCommand", "--alter"]
+        who = ["--bootstrap-server", self.address, "--entity-type", "users", "--entity-name", name]
+        what = ["--add-config", f"SCRAM-SHA-256=[iterations=4096,password={password}]"]
+        subprocess.run([*tool, *who, *what], check=True, capture_output=True, text=True)
+
     # ---- topics, for tests that do not run a loop of their own
 
     def create_topic(self, name: str, partitions: int = 1, **configs: str) -> None:

@@ -1,0 +1,237 @@
+"""Kills, zombies, storms and broker restarts against `copywatch match` on a real broker.
+
+One unbroken run over a topic of planted channels says what there is to tell. Every trial reads the same topic in a
+group of its own while members are broken at seeded moments and named points; what it told in the end must be the
+same: no alert lost, none with a new id, no final segment changed. Trials with members that are wrong on purpose
+(`tests.dying_match.WRONG`) show that the comparison can fail.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.broker import Broker, wait_for
+from tests.dying_match import POINTS
+from tests.planted_fleet import Difference, Fleet, House, Member, Told, compare, interleaved, programme, records
+
+PARTITIONS = 4
+MEMBERS = 2
+ROUND_S = 600.0  # that a trial may take
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Stage:
+    """Frames in a topic, and what an unbroken run tells of them."""
+
+    house: House
+    broker: Broker
+    name: str
+    unbroken: list[Told] = field(default_factory=list)
+
+    @classmethod
+    def build(cls, folder: Path, broker: Broker, seed: int, channels: int, seconds: int) -> Stage:
+        stage = cls(House.build(folder), broker, f"chaos-{seed}-{time.time_ns():x}")
+        broker.create_topic(stage.frames, PARTITIONS, retention_ms="-1")
+        made = [
+            records(stage.house, f"ch{n}", programme(1000 * seed + n, seconds), n, n % PARTITIONS)
+            for n in range(channels)
+        ]
+        broker.write(stage.frames, interleaved(made))
+        fleet = stage.fleet("unbroken")
+        with members(fleet) as crew:
+            crew.begin(MEMBERS)
+            wait_for(fleet.is_done, "an unbroken run", ROUND_S)
+        stage.unbroken = fleet.told()
+        return stage
+
+    @property
+    def frames(self) -> str:
+        return f"{self.name}.frames"
+
+    def fleet(self, name: str) -> Fleet:
+        return Fleet(self.house, self.broker, f"{self.name}.{name}", self.frames)
+
+
+class Crew:
+    """The members of a trial: who dies is replaced, until there is nothing left to do."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.members: dict[str, Member] = {}
+        self.deaths: Counter[str] = Counter()  # by point; "any moment" for those who were killed from outside
+
+    def begin(self, n_members: int, **how: Any) -> None:
+        for n in range(n_members):
+            self.members[f"m{n}"] = self.fleet.member(f"m{n}", **how)
+
+    def bury(self) -> list[str]:
+        """Names of those who died at their point since the last look."""
+        gone = [name for name, member in self.members.items() if not member.is_alive]
+        for name in gone:
+            member = self.members.pop(name)
+            assert member.process.exitcode == -signal.SIGKILL, f"a member ended by itself:\n{member.said()[-3000:]}"
+            self.deaths[member.point or "any moment"] += 1
+        return gone
+
+    def end(self) -> None:
+        for member in self.members.values():
+            member.kill()
+
+
+@contextmanager
+def members(fleet: Fleet) -> Iterator[Crew]:
+    crew = Crew(fleet)
+    try:
+        yield crew
+    finally:
+        crew.end()
+
+
+@dataclass
+class Trial:
+    """What was done to a group, and what it told."""
+
+    seed: int
+    deaths: Counter[str] = field(default_factory=Counter)
+    zombies: int = 0
+    broker_restarts: int = 0
+    broker_kills: int = 0
+    joins_and_leaves: int = 0
+    difference: Difference | None = None
+
+
+def kills(stage: Stage, seed: int, n_kills: int, wrong: str = "") -> Trial:
+    """Members die at random moments and at named points, until so many died or all is read."""
+    rng, trial = random.Random(seed), Trial(seed)
+    fleet = stage.fleet(f"kills-{seed}-{wrong.replace(' ', '-')}")
+    with members(fleet) as crew:
+        crew.begin(MEMBERS, wrong=wrong)
+        deadline, next_look_s = time.monotonic() + ROUND_S, 0.0
+        while time.monotonic() < deadline:
+            for name in crew.bury():
+                crew.members[name] = _reborn(fleet, name, rng, crew.deaths.total() < n_kills, wrong)
+            victim = crew.members[rng.choice(sorted(crew.members))]
+            if crew.deaths.total() < n_kills and rng.random() < (0.004 if victim.point else 0.04):
+                victim.point = ""  # it did not get so far
+                victim.kill()
+            elif time.monotonic() > next_look_s:
+                if fleet.is_done():
+                    break
+                next_look_s = time.monotonic() + 0.5
+            time.sleep(0.05)  # the pace at which members are looked at
+        trial.deaths = crew.deaths
+    trial.difference = compare(stage.unbroken, fleet.told())
+    return trial
+
+
+def _reborn(fleet: Fleet, name: str, rng: random.Random, may_die: bool, wrong: str) -> Member:
+    """A member in the place of a dead one; most keep the name, so that the broker gives them their channels at once."""
+    instance = name if rng.random() < 0.8 else f"{name}-{rng.randrange(1 << 30):x}"
+    if not may_die or rng.random() < 0.25:
+        return fleet.member(instance, wrong=wrong)
+    return fleet.member(instance, rng.choice(sorted(POINTS)), rng.choice([1, 1, 2, 3, 5, 9]), wrong)
+
+
+def zombies(stage: Stage, seed: int, n_zombies: int) -> Trial:
+    """Members sleep until they have been replaced, then go on as if nothing had happened."""
+    rng, trial = random.Random(seed), Trial(seed)
+    fleet = stage.fleet(f"zombies-{seed}")
+    with members(fleet) as crew:
+        crew.begin(MEMBERS + 1)
+        for _ in range(n_zombies):
+            _wait_for_work(crew, rng)
+            sleeper = crew.members[rng.choice(sorted(crew.members))]
+            sleeper.send(signal.SIGSTOP)
+            time.sleep(fleet.session_s * rng.uniform(1.2, 2.0))  # it sleeps for longer than the broker waits for it
+            sleeper.send(signal.SIGCONT)
+            trial.zombies += 1
+        _finish(crew)
+    trial.difference = compare(stage.unbroken, fleet.told())
+    return trial
+
+
+def broker_faults(stage: Stage, seed: int, n_faults: int) -> Trial:
+    """The broker goes away, cleanly or not, while members work."""
+    rng, trial = random.Random(seed), Trial(seed)
+    fleet = stage.fleet(f"broker-{seed}")
+    with members(fleet) as crew:
+        crew.begin(MEMBERS)
+        for n in range(n_faults):
+            _wait_for_work(crew, rng)
+            if n % 2 == 0:
+                stage.broker.kill()
+                trial.broker_kills += 1
+            else:
+                stage.broker.stop()
+                trial.broker_restarts += 1
+            stage.broker.start()
+        _finish(crew)
+    trial.difference = compare(stage.unbroken, fleet.told())
+    return trial
+
+
+def storm(stage: Stage, seed: int, n_changes: int) -> Trial:
+    """Members join and leave all the time."""
+    rng, trial = random.Random(seed), Trial(seed)
+    fleet = stage.fleet(f"storm-{seed}")
+    with members(fleet) as crew:
+        crew.begin(MEMBERS)
+        guests: list[Member] = []
+        for _ in range(n_changes):
+            if len(guests) < 2 and (not guests or rng.random() < 0.5):
+                guests.append(fleet.member())
+                guests[-1].wait_until_it_says("health at")
+            else:
+                assert guests.pop(rng.randrange(len(guests))).stop() == 0
+            trial.joins_and_leaves += 1
+            _wait_for_work(crew, rng)
+        for guest in guests:
+            guest.kill()
+        _finish(crew)
+    trial.difference = compare(stage.unbroken, fleet.told())
+    return trial
+
+
+def _wait_for_work(crew: Crew, rng: random.Random) -> None:
+    """Until some members hold partitions, and then a moment of any length."""
+    wait_for(
+        lambda: any("goes on at offset" in member.said() for member in crew.members.values()), "members with partitions"
+    )
+    time.sleep(rng.uniform(0.2, 2.0))  # any moment will do
+
+
+def _finish(crew: Crew) -> None:
+    wait_for(crew.fleet.is_done, f"{crew.fleet.name} to have read all", ROUND_S)
+    assert not crew.bury()
+
+
+def figures(trials: list[Trial], unbroken: list[Told]) -> dict[str, Any]:
+    """All of them together."""
+    done = [trial.difference for trial in trials if trial.difference is not None]
+    assert len(done) == len(trials)
+    return {
+        "trials": len(trials),
+        "alerts_each": len({alert["id"] for alert in unbroken}),
+        "kills": sum(trial.deaths.total() for trial in trials),
+        "kills_by_point": dict(sorted(sum((trial.deaths for trial in trials), Counter()).items())),
+        "zombies": sum(trial.zombies for trial in trials),
+        "broker_restarts": sum(trial.broker_restarts for trial in trials),
+        "broker_kills": sum(trial.broker_kills for trial in trials),
+        "joins_and_leaves": sum(trial.joins_and_leaves for trial in trials),
+        "lost": sum(one.lost for one in done),
+        "new_ids": sum(one.new for one in done),
+        "changed": sum(one.changed for one in done),
+        "unended": sum(one.unended for one in done),
+        "repeated_events": sum(one.repeated for one in done),
+        "wrong": sum(one.wrong for one in done),
+    }

@@ -1,0 +1,140 @@
+"""`copywatch match` that is killed by SIGKILL at a named point of its own code, wrapped here.
+
+What runs up to the point is what runs in production, and then the process is gone, with no chance to tidy up. WRONG has
+matchers that are broken on purpose: a comparison that does not notice them notices nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from monitor import cli
+from monitor.compute import Models
+from monitor.kafka.channel import Channel
+from monitor.kafka.matching import Member
+from monitor.kafka.partition import Partition
+from monitor.pipeline import Watch
+
+IsNow = Callable[[], bool]
+
+
+def counted(count: int) -> IsNow:
+    """True at the count-th call, and from then on."""
+    left = count
+
+    def is_now() -> bool:
+        nonlocal left
+        left -= 1
+        return left <= 0
+
+    return is_now
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def around(
+    owner: type, name: str, *, after: bool, only_if: Callable[[Any], bool] = lambda _: True
+) -> Callable[[IsNow], None]:
+    """Before or after a method, as often as `only_if` says so of its object."""
+    method = getattr(owner, name)
+
+    def install(is_now: IsNow) -> None:
+        @wraps(method)
+        async def dying(self: Any, *args: Any, **more: Any) -> Any:
+            dies = only_if(self) and is_now()
+            if dies and not after:
+                die()
+            result = method(self, *args, **more)
+            if isinstance(result, Awaitable):
+                result = await result
+            if dies:
+                die()
+            return result
+
+        @wraps(method)
+        def dying_now(self: Any, *args: Any, **more: Any) -> Any:
+            dies = only_if(self) and is_now()
+            if dies and not after:
+                die()
+            result = method(self, *args, **more)
+            if dies:
+                die()
+            return result
+
+        setattr(owner, name, dying if _is_async(method) else dying_now)
+
+    return install
+
+
+def _is_async(method: Any) -> bool:
+    return bool(method.__code__.co_flags & 0x80)  # CO_COROUTINE
+
+
+def _has_alerts(partition: Any) -> bool:
+    return bool(partition._alerts)
+
+
+POINTS: dict[str, Callable[[IsNow], None]] = {
+    "after poll": around(Partition, "feed", after=True),
+    "before a second is matched": around(Channel, "take", after=False),
+    "after a second is matched": around(Channel, "take", after=True),
+    "in the network": around(Models, "read", after=True),
+    "alert decided, nothing written": around(Partition, "_keep", after=False, only_if=_has_alerts),
+    "alert written, before the snapshot": around(Partition, "_tell", after=True, only_if=_has_alerts),
+    "before the snapshot": around(Partition, "_save", after=False),
+    "after the snapshot": around(Partition, "_save", after=True),
+    "all written, before the commit": around(Partition, "_move", after=True),
+    "after the commit": around(Partition, "_keep", after=True),
+    "on revoke": around(Member, "on_partitions_revoked", after=False),
+    "revoked": around(Member, "on_partitions_revoked", after=True),
+    "on assign": around(Member, "on_partitions_assigned", after=False),
+    "assigned": around(Member, "on_partitions_assigned", after=True),
+    "partition taken over": around(Partition, "_open", after=True),
+    "on restore": around(Watch, "restore", after=True),
+}
+
+
+def forgets_state(_: IsNow) -> None:
+    """Commits how far it read, and keeps nothing of what it knows: whatever is open is lost with it."""
+    save = Partition._save
+
+    async def forgetting(self: Partition, producer: Any, states: Any) -> None:
+        await save(self, producer, [])
+
+    Partition._save = forgetting  # type: ignore[method-assign]
+
+
+def tells_twice(_: IsNow) -> None:
+    """Begins anew wherever it takes over, in an epoch of its own making: an alert gets another id."""
+    restore = Channel.restore
+
+    def refusing(self: Channel, content: bytes, headers: Any) -> Any:
+        return restore(self, b"", headers)
+
+    Channel.restore = refusing  # type: ignore[method-assign]
+
+
+WRONG: dict[str, Callable[[IsNow], None]] = {"keeps no state": forgets_state, "cannot restore": tells_twice}
+
+
+def live(arguments: list[str], log: str, point: str, count: int, wrong: str) -> None:
+    """One life in a process of its own; everything said goes to the log."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: gone with the tests
+    with Path(log).open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    for name in [name for name in os.environ if name.startswith("COPYWATCH_")]:
+        del os.environ[name]
+    if wrong:
+        WRONG[wrong](counted(1))
+    if point:
+        POINTS[point](counted(count))
+    cli.main(arguments)

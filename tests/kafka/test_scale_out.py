@@ -1,0 +1,100 @@
+"""Kafka spreads channels: over `match` by the partitions of frames, over `ingest` by those of the topic of channels."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from monitor.kafka.sharing import put_channel
+from monitor.settings import ChannelSettings, load_settings
+from tests.broker import Broker, free_ports, wait_for
+from tests.planted_air import Part
+from tests.planted_fleet import Fleet, House, Member, interleaved, records
+
+CHANNELS = [f"ch{n}" for n in range(4)]
+FIRST = [Part(8, noise=1.0), Part(14, "swift", 5, noise=0.2)]  # in the middle of a copy
+REST = [*FIRST, Part(16, "swift", 19, noise=0.2), Part(12, noise=1.0)]
+
+
+@pytest.fixture
+def fleet(broker: Broker, tmp_path: Path) -> Fleet:
+    broker.create_topic("wide.frames", len(CHANNELS), retention_ms="-1")
+    return Fleet(House.build(tmp_path), broker, "wide", "wide.frames")
+
+
+@pytest.fixture
+def members() -> Iterator[list[Member]]:
+    """Whatever a test leaves running is ended."""
+    begun: list[Member] = []
+    yield begun
+    for member in begun:
+        member.kill()
+
+
+def held(member: Member) -> set[int]:
+    """The partitions that a member said it has."""
+    said = re.findall(r"partitions now: (\[[\d, ]*\]|none)", member.said())
+    return {int(number) for number in re.findall(r"\d+", said[-1])} if said else set()
+
+
+def test_members_share_the_channels_and_take_over_from_one_that_is_killed(fleet: Fleet, members: list[Member]) -> None:
+    everything = set(range(len(CHANNELS)))
+    whole = {name: records(fleet.house, name, REST, n, n) for n, name in enumerate(CHANNELS)}
+    begun = sum(part.seconds for part in FIRST)
+    fleet.broker.write(fleet.frames, interleaved([one[:begun] for one in whole.values()]))
+    members.append(fleet.member())
+    wait_for(lambda: held(members[0]) == everything, "one member to have all")
+    members.append(fleet.member())
+    wait_for(lambda: len(held(members[0])) == len(held(members[1])) == 2, "two members to share")
+    assert held(members[0]) | held(members[1]) == everything
+    wait_for(fleet.is_done, "the first seconds of every channel")
+    members[1].kill()
+    wait_for(lambda: held(members[0]) == everything, "the survivor to have all")
+    fleet.broker.write(fleet.frames, interleaved([one[begun:] for one in whole.values()]))
+    wait_for(fleet.is_done, "the rest of every channel")
+    told = fleet.told()
+    assert {alert["channel"] for alert in told} == set(CHANNELS)
+    for name in CHANNELS:
+        ids = {alert["id"] for alert in told if alert["channel"] == name}
+        assert len(ids) == 1, "the copy went on over the change of hands"
+        (ended,) = (one for one in told if one["channel"] == name and one["type"] == "alert.ended")
+        assert ended["gaps"] == []
+
+
+def watched(member: Member) -> set[str]:
+    """The channels of which a member exports metrics."""
+    address = re.findall(r"health at (http://[\d.:]+)", member.said())[-1]
+    with urllib.request.urlopen(f"{address}/metrics", timeout=30) as reply:
+        return set(re.findall(r'copywatch_channel_up\{channel="(\w+)"\}', reply.read().decode()))
+
+
+def test_ingest_processes_share_the_channels_of_a_topic(broker: Broker, tmp_path: Path, members: list[Member]) -> None:
+    fleet = Fleet(House(tmp_path, ""), broker, "shared", "shared.frames")
+    kafka = load_settings(fleet.config(partitions=4)).kafka
+    for name, port in zip(CHANNELS, free_ports(len(CHANNELS)), strict=True):
+        channel = ChannelSettings(name=name, url=f"udp://127.0.0.1:{port}")
+        asyncio.run(put_channel(kafka, name, channel))
+
+    def ingest(number: int) -> Member:
+        config = fleet.config(f"i{number}", partitions=4)
+        member = Member(["ingest", "--shared", "--config", str(config)], config.with_suffix(".log"))
+        members.append(member)
+        member.wait_until_it_says("health at")
+        return member
+
+    first = ingest(0)
+    wait_for(lambda: watched(first) == set(CHANNELS), "one process to have all channels")
+    second = ingest(1)
+    wait_for(
+        lambda: bool(watched(second)) and watched(first) == set(CHANNELS) - watched(second),
+        "two processes to share the channels",
+    )
+    second.kill()
+    wait_for(lambda: watched(first) == set(CHANNELS), "the survivor to have all channels")
+    asyncio.run(put_channel(kafka, CHANNELS[0], None))
+    wait_for(lambda: watched(first) == set(CHANNELS[1:]), "a channel that was removed to be gone")
