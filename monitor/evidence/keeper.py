@@ -202,7 +202,7 @@ class EvidenceKeeper:
         album = Album()
         for frame in before.get("frames", ()):
             if frame["air"] and (shown := self._store.file(alert.id, frame["air"])) is not None:
-                album.pictures[int(frame["stream_s"])] = shown
+                album.first[int(frame["stream_s"])] = shown
         for second, shown in channel.ring.pictures.items():
             if second >= alert.channel_start:
                 album.push(second, shown)
@@ -217,7 +217,7 @@ class EvidenceKeeper:
             first, last = first + INSIDE_S, last - INSIDE_S
         with Catalog.open(self._settings.data_dir) as catalog:
             for place, wanted in zip(PLACES, (first, (first + last) / 2, last), strict=True):
-                found = nearest(wanted, album.pictures, ring.pictures)
+                found = nearest(wanted, album.first, album.pictures, ring.pictures)
                 second = round(wanted) if found is None else found[0]
                 ref_s = path[min(max(second, min(path)), max(path))]
                 notes = []
@@ -230,8 +230,8 @@ class EvidenceKeeper:
                     notes.append(complaint)
                 if found is not None:
                     pictures[f"air-{place}.jpg"] = found[1]
-                    if place == "start":
-                        album.pictures[second] = found[1]
+                    if place == "start" and len(album.first) < 2:
+                        album.first = dict([found])
                 if shown is not None:
                     pictures[f"ref-{place}.jpg"] = shown
                 frames.append(

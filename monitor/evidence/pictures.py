@@ -47,6 +47,7 @@ class Album:
 
     def __init__(self) -> None:
         self.pictures: dict[int, bytes] = {}
+        self.first: dict[int, bytes] = {}  # the one at its start, and those that an earlier life had kept
         self._stride = 1
 
     def push(self, second: int, picture: bytes) -> None:
