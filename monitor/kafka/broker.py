@@ -101,6 +101,16 @@ async def ensure_topics(settings: KafkaSettings, names: Sequence[str]) -> None:
         await client.close()
 
 
+async def partitions_of(settings: KafkaSettings, topic: str) -> list[int]:
+    """The partitions of a topic; none where it is missing. A consumer knows only those of its own topics."""
+    client = AIOKafkaAdminClient(**connection(settings), request_timeout_ms=int(ANSWER_S * 1000))
+    try:
+        await client.start()
+        return [one["partition"] for found in await client.describe_topics([topic]) for one in found["partitions"]]
+    finally:
+        await client.close()
+
+
 async def put_away(client: Stoppable) -> None:
     """Stops a client within seconds, whatever it says: a broker that is away must not keep us.
 

@@ -19,7 +19,16 @@ from aiokafka.errors import KafkaError
 from pydantic import ValidationError
 
 from monitor.errors import Unreachable
-from monitor.kafka.broker import ANSWER_S, FIRST_RETRY_S, LAST_RETRY_S, connection, ensure_topics, in_words, put_away
+from monitor.kafka.broker import (
+    ANSWER_S,
+    FIRST_RETRY_S,
+    LAST_RETRY_S,
+    connection,
+    ensure_topics,
+    in_words,
+    partitions_of,
+    put_away,
+)
 from monitor.kafka.records import MS
 from monitor.metrics import Metrics
 from monitor.settings import ChannelSettings, KafkaSettings
@@ -166,11 +175,9 @@ async def shared_channels(kafka: KafkaSettings) -> list[ChannelSettings]:
     try:
         async with asyncio.timeout(3 * ANSWER_S):
             await consumer.start()
-            await consumer.topics()
-            numbers = consumer.partitions_for_topic(kafka.channels) or ()
-            partitions = [TopicPartition(kafka.channels, number) for number in numbers]
-            ends = await consumer.end_offsets(partitions)
+            partitions = [TopicPartition(kafka.channels, n) for n in await partitions_of(kafka, kafka.channels)]
             consumer.assign(partitions)
+            ends = await consumer.end_offsets(partitions)
             await consumer.seek_to_beginning(*partitions)
             while any([await consumer.position(partition) < ends[partition] for partition in partitions]):
                 for records in (await consumer.getmany(timeout_ms=POLL_MS)).values():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from monitor.kafka.broker import ANSWER_S, connection, ensure_topics, put_away
+from monitor.kafka.broker import ANSWER_S, connection, ensure_topics, partitions_of, put_away
 from monitor.kafka.records import Headers
 from monitor.settings import KafkaSettings
 
@@ -50,7 +50,7 @@ async def read_kept(settings: KafkaSettings, frames: TopicPartition) -> Kept:
     try:
         async with asyncio.timeout(READ_S):
             await consumer.start()
-            await _made_sure(settings, consumer, state)
+            await _made_sure(settings, state)
             consumer.assign([state])
             kept.first = (await consumer.beginning_offsets([frames]))[frames]
             kept.end = (await consumer.end_offsets([frames]))[frames]
@@ -64,12 +64,10 @@ async def read_kept(settings: KafkaSettings, frames: TopicPartition) -> Kept:
     return kept
 
 
-async def _made_sure(settings: KafkaSettings, consumer: AIOKafkaConsumer, state: TopicPartition) -> None:
+async def _made_sure(settings: KafkaSettings, state: TopicPartition) -> None:
     """Frames may have been given more partitions since the state's were made."""
-    await consumer.topics()
-    if state.partition not in (consumer.partitions_for_topic(state.topic) or ()):
+    if state.partition not in await partitions_of(settings, state.topic):
         await ensure_topics(settings, [settings.state])
-        await consumer.topics()
 
 
 def _note(kept: Kept, key: bytes | None, value: bytes | None, headers: Headers) -> None:
