@@ -112,7 +112,10 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
                 lambda trials: len(trials) >= args.rounds,
             )
             run("rebalance storm", lambda seed: kafka.storm(stage, seed, 12), lambda trials: len(trials) >= args.rounds)
-            for wrong in WRONG:
+            if args.rounds:
+                parts["handover"] = kafka.handovers(stage, args.seed, 3 * args.rounds)
+                say(f"handover: {json.dumps(parts['handover'])}")
+            for wrong in WRONG if args.rounds else ():
                 run(f"control: {wrong}", lambda seed, wrong=wrong: kafka.kills(stage, seed, 5, wrong), bool)  # type: ignore[misc]
         finally:
             node.stop()
@@ -144,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     matchers = commands.add_parser("kafka", help="a group of matchers on a broker")
     matchers.add_argument("--kills", type=int, default=200, help="of matchers, in all")
     matchers.add_argument("--kills-each", type=int, default=15, help="of matchers, in one trial")
-    matchers.add_argument("--rounds", type=int, default=3, help="trials of each other kind")
+    matchers.add_argument("--rounds", type=int, default=3, help="trials of each other kind; 0 for kills alone")
     matchers.add_argument("--channels", type=int, default=6)
     matchers.add_argument("--seconds", type=int, default=240, help="of each channel")
     matchers.set_defaults(run=kafka)

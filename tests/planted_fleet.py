@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -179,6 +180,18 @@ class Member:
             return words in self.said()
 
         wait_for(is_said, f"{words!r} in {self.log}")
+
+    @property
+    def partitions(self) -> set[int]:
+        """Those that it said it was given last."""
+        said = re.findall(r"partitions now: (\[[\d, ]*\]|none)", self.said())
+        return {int(number) for number in re.findall(r"\d+", said[-1])} if said else set()
+
+    @property
+    def at_work(self) -> set[int]:
+        """Those of them that it has taken up since."""
+        since = self.said().rpartition("partitions now:")[2]
+        return {int(number) for number in re.findall(r"partition (\d+) goes on at offset", since)} & self.partitions
 
     def send(self, number: int) -> None:
         if self.process.pid is not None and self.is_alive:

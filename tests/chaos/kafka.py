@@ -9,7 +9,9 @@ same: no alert lost, none with a new id, no final segment changed. Trials with m
 from __future__ import annotations
 
 import random
+import re
 import signal
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,11 +22,22 @@ from typing import Any
 
 from tests.broker import Broker, wait_for
 from tests.dying_match import POINTS
-from tests.planted_fleet import Difference, Fleet, House, Member, Told, compare, interleaved, programme, records
+from tests.planted_fleet import (
+    Difference,
+    Fleet,
+    House,
+    Member,
+    Told,
+    compare,
+    interleaved,
+    programme,
+    records,
+)
 
 PARTITIONS = 4
 MEMBERS = 2
 ROUND_S = 600.0  # that a trial may take
+HANDOVER_S = 5.0  # that channels may take to change hands, beyond the session's time-out
 
 Say = Callable[[str], None]
 
@@ -200,6 +213,36 @@ def storm(stage: Stage, seed: int, n_changes: int) -> Trial:
         _finish(crew)
     trial.difference = compare(stage.unbroken, fleet.told())
     return trial
+
+
+def handovers(stage: Stage, seed: int, n_kills: int) -> dict[str, Any]:
+    """How long it takes from the kill of one of two members until the other has taken up all that it had."""
+    fleet, everything = stage.fleet(f"handovers-{seed}"), set(range(PARTITIONS))
+    took_s: list[float] = []
+    with members(fleet) as crew:
+        survivor = crew.members["m0"] = fleet.member()
+        for _ in range(n_kills):
+            victim = crew.members["m1"] = fleet.member()
+            wait_for(lambda: victim.partitions | survivor.partitions == everything != survivor.partitions, "a share")  # noqa: B023
+            victim.kill()
+            killed_s = time.monotonic()
+            wait_for(lambda: survivor.partitions == everything, "the survivor to have all")
+            moved = everything - _kept_over(survivor)
+            wait_for(lambda: moved <= survivor.at_work, "the survivor to work on all")  # noqa: B023
+            took_s.append(time.monotonic() - killed_s)
+    return {
+        "handovers": n_kills,
+        "session_s": fleet.session_s,
+        "seconds_median": round(statistics.median(took_s), 2),
+        "seconds_most": round(max(took_s), 2),
+        "wrong": sum(one > fleet.session_s + HANDOVER_S for one in took_s),
+    }
+
+
+def _kept_over(member: Member) -> set[int]:
+    """Partitions that a member had before the last change and goes on with from memory, without a word."""
+    before = member.said().rpartition("partitions now:")[0].rpartition("partitions now:")[2]
+    return {int(number) for number in re.findall(r"\d+", before.split("]")[0])}
 
 
 def _wait_for_work(crew: Crew, rng: random.Random) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kafka.sharing import put_channel
+from monitor.kafka.sharing import put_channel, shared_channels
 from monitor.settings import ChannelSettings, load_settings
 from tests.broker import Broker, free_ports, wait_for
 from tests.planted_air import Part
@@ -36,25 +36,19 @@ def members() -> Iterator[list[Member]]:
         member.kill()
 
 
-def held(member: Member) -> set[int]:
-    """The partitions that a member said it has."""
-    said = re.findall(r"partitions now: (\[[\d, ]*\]|none)", member.said())
-    return {int(number) for number in re.findall(r"\d+", said[-1])} if said else set()
-
-
 def test_members_share_the_channels_and_take_over_from_one_that_is_killed(fleet: Fleet, members: list[Member]) -> None:
     everything = set(range(len(CHANNELS)))
     whole = {name: records(fleet.house, name, REST, n, n) for n, name in enumerate(CHANNELS)}
     begun = sum(part.seconds for part in FIRST)
     fleet.broker.write(fleet.frames, interleaved([one[:begun] for one in whole.values()]))
     members.append(fleet.member())
-    wait_for(lambda: held(members[0]) == everything, "one member to have all")
+    wait_for(lambda: members[0].partitions == everything, "one member to have all")
     members.append(fleet.member())
-    wait_for(lambda: len(held(members[0])) == len(held(members[1])) == 2, "two members to share")
-    assert held(members[0]) | held(members[1]) == everything
+    wait_for(lambda: len(members[0].partitions) == len(members[1].partitions) == 2, "two members to share")
+    assert members[0].partitions | members[1].partitions == everything
     wait_for(fleet.is_done, "the first seconds of every channel")
     members[1].kill()
-    wait_for(lambda: held(members[0]) == everything, "the survivor to have all")
+    wait_for(lambda: members[0].partitions == everything, "the survivor to have all")
     fleet.broker.write(fleet.frames, interleaved([one[begun:] for one in whole.values()]))
     wait_for(fleet.is_done, "the rest of every channel")
     told = fleet.told()
@@ -79,6 +73,7 @@ def test_ingest_processes_share_the_channels_of_a_topic(broker: Broker, tmp_path
     for name, port in zip(CHANNELS, free_ports(len(CHANNELS)), strict=True):
         channel = ChannelSettings(name=name, url=f"udp://127.0.0.1:{port}")
         asyncio.run(put_channel(kafka, name, channel))
+    assert [channel.name for channel in asyncio.run(shared_channels(kafka))] == CHANNELS
 
     def ingest(number: int) -> Member:
         config = fleet.config(f"i{number}", partitions=4)
