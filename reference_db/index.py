@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,8 @@ from reference_db.parts import (
 )
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", np.int32, np.float32)
 
 EXACT_ROWS = 50_000  # seconds up to which a library is searched exactly; at 100,000 that is eight times as slow
 AT_ONCE_ROWS = 40_000  # seconds that one refresh takes in, so that the first are found soon when many come
@@ -73,6 +76,7 @@ class ReferenceIndex:
         self.parts = tuple(parts)
         self._source = source
         self._places = {reference.id: i for i, reference in enumerate(self.references)}
+        self._keys = [key_of(reference) for reference in self.references]
         self._standing = [self._places_of(part) for part in self.parts]
         self._exact = all(isinstance(part, FlatPart) for part in self.parts)
         self._n_rows = sum(reference.n_seconds - reference.n_uninformative for reference in self.references)
@@ -98,14 +102,12 @@ class ReferenceIndex:
 
     def search(self, rows: NDArray[np.float32], k: int) -> Hits:
         """The k most similar informative reference seconds of each row [n, 512]."""
-        none = np.full((len(rows), k), -1, np.int32)
-        hits = Hits(none, none.copy(), np.full((len(rows), k), -1, np.float32))
-        for n, row in enumerate(np.ascontiguousarray(rows, np.float32)):
-            places, seconds, similarity = self._search(row, k)
-            hits.reference[n, : len(places)] = places
-            hits.second[n, : len(places)] = seconds
-            hits.similarity[n, : len(places)] = similarity
-        return hits
+        found = [self._search(row, k) for row in np.ascontiguousarray(rows, np.float32)]
+        return Hits(
+            _table([one.place for one in found], k, np.int32),
+            _table([one.second for one in found], k, np.int32),
+            _table([one.similarity for one in found], k, np.float32),
+        )
 
     def place(self, reference: ReferenceId) -> int | None:
         """Which of `references` has this id; None where none has, or where it was removed just now."""
@@ -124,44 +126,42 @@ class ReferenceIndex:
         """Which references of part n are still there."""
         return self._standing[n][:-1] >= 0
 
-    def _places_of(self, part: Part) -> NDArray[np.int32]:
+    def _places_of(self, part: Part) -> NDArray[np.int64]:
         """The place in this generation of each of the part's references, -1 where it is gone or another has its id."""
-        places = np.full(len(part.keys) + 1, -1, np.int32)  # one more, for a part without any
+        places = np.full(len(part.keys) + 1, -1, np.int64)  # one more, for a part without any
         for n, key in enumerate(part.keys):
             place = None if key is None else self._places.get(key[0])
-            if place is not None and key_of(self.references[place]) == key:
+            if place is not None and self._keys[place] == key:
                 places[n] = place
         return places
 
-    def _search(
-        self, row: NDArray[np.float32], k: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    def _search(self, row: NDArray[np.float32], k: int) -> Found:
         n = k if self._exact else max(k, SHORTLIST)
         found = [self._alive(part, places, row, n) for part, places in zip(self.parts, self._standing, strict=True)]
-        similarity = np.concatenate([f.similarity for f in found] or [np.empty(0, np.float32)])
-        place = np.concatenate([f.place for f in found] or [np.empty(0, np.int64)])
-        second = np.concatenate([f.second for f in found] or [np.empty(0, np.int64)])
-        if len(found) > 1:
-            best = np.argsort(-similarity, kind="stable")[:n]
-            similarity, place, second = similarity[best], place[best], second[best]
-        if not self._exact:
-            references = [self.references[p] for p in place.tolist()]
-            # einsum sums each row by itself; a matrix product may sum one differently beside others
-            similarity = np.einsum("ij,j->i", self._source.gather(references, second.tolist()), row)
-            best = np.lexsort((second, place, -similarity))[:k]
-            similarity, place, second = similarity[best], place[best], second[best]
-        return place, second, similarity
+        best = found[0] if len(found) == 1 else _best(found, n)
+        return best if self._exact else self._ranked_again(best, row, k)
 
-    def _alive(self, part: Part, places: NDArray[np.int32], row: NDArray[np.float32], n: int) -> Found:
+    def _alive(self, part: Part, places: NDArray[np.int64], row: NDArray[np.float32], n: int) -> Found:
         """What the part finds among its references that are still there; asks for more where others are in the way."""
         asked = n
         while True:
             found = part.search(row, asked)
             place = places[found.place]
-            alive = np.flatnonzero(place >= 0)[:n]
-            if len(alive) == n or len(found.place) < asked or asked >= len(part):
-                return Found(found.similarity[alive], place[alive].astype(np.int64), found.second[alive])
+            alive = place >= 0
+            n_alive = np.count_nonzero(alive)
+            if n_alive == len(alive):
+                return Found(found.similarity[:n], place[:n], found.second[:n])
+            if n_alive >= n or len(place) < asked or asked >= len(part):
+                kept = np.flatnonzero(alive)[:n]
+                return Found(found.similarity[kept], place[kept], found.second[kept])
             asked = min(4 * asked, len(part))
+
+    def _ranked_again(self, found: Found, row: NDArray[np.float32], k: int) -> Found:
+        """The k best of these by their features themselves; of equal ones in the order of the library."""
+        keys = [self._keys[place] for place in found.place.tolist()]
+        similarity = self._source.similarity(row, keys, found.second.tolist())
+        best = np.lexsort((found.second, found.place, -similarity))[:k]
+        return Found(similarity[best], found.place[best], found.second[best])
 
 
 class IndexKeeper:
@@ -298,6 +298,7 @@ class IndexKeeper:
         damaged |= {r.id: self._damaged[key_of(r)] for r in contents.references if key_of(r) in self._damaged}
         references = [reference for reference in contents.references if key_of(reference) in held]
         generation = contents.generation if self._is_whole or self._current is None else self._current.generation
+        self._source.keep_open({key_of(reference) for reference in references})
         self._current = ReferenceIndex(references, generation, self._parts, self._source, damaged)
         return self._current
 
@@ -328,7 +329,7 @@ class IndexKeeper:
         sample, n_seen = [], 0
         for _, features in self._pairs(catalog, references):
             rows = features.rows[features.informative]
-            sample.append(rows[(-n_seen) % every :: every])
+            sample.append(rows[(-n_seen) % every :: every].copy())  # a view would keep all of them
             n_seen += len(rows)
         book = CodeBook.learned(np.concatenate(sample).astype(np.float32), n_rows)
         return book.encoded(self._pairs(catalog, references))
@@ -368,6 +369,25 @@ class IndexKeeper:
             if _n_rows(contents.references) > self._exact_rows:
                 return [self._files.write(self._made(catalog, contents))]
             return [FlatPart.of(self._pairs(catalog, _in_order(contents.references)))]
+
+
+def _table(rows: Sequence[NDArray[Any]], k: int, kind: type[T]) -> NDArray[T]:
+    """The rows below each other, each made k long by -1."""
+    if all(len(row) == k for row in rows):
+        return np.array(rows, kind).reshape(-1, k)
+    table = np.full((len(rows), k), -1, kind)
+    for n, row in enumerate(rows):
+        table[n, : len(row)] = row
+    return table
+
+
+def _best(found: Sequence[Found], n: int) -> Found:
+    """The n most similar seconds of all parts."""
+    similarity = np.concatenate([np.empty(0, np.float32), *(one.similarity for one in found)])
+    place = np.concatenate([np.empty(0, np.int64), *(one.place for one in found)])
+    second = np.concatenate([np.empty(0, np.int64), *(one.second for one in found)])
+    best = np.argsort(-similarity, kind="stable")[:n]
+    return Found(similarity[best], place[best], second[best])
 
 
 def _n_rows(references: Sequence[Reference]) -> int:

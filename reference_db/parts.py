@@ -23,7 +23,7 @@ from reference_db.references import FEATURE_SIZE, Reference, ReferenceFeatures
 
 _faiss: Any = faiss  # its types know only a part of it
 
-SHORTLIST = 128  # seconds that are ranked again by their features
+SHORTLIST = 40  # seconds that are ranked again by their features
 LIST_ROWS = 1024  # seconds in a list, about
 MIN_LISTS, MAX_LISTS = 64, 32768
 LISTS_READ = 192  # of 1,024 lists, that a row looks through; of more lists more, by their number's fourth root
@@ -186,8 +186,8 @@ class CodedPart:
         """The n seconds that seem most similar, with the estimate."""
         single_threaded()
         similarity, numbers = self.index.search(turned(row[None]), n, params=self.book.reading)
-        there = numbers[0] >= 0
-        return _found(similarity[0][there], numbers[0][there])
+        n_found = n if numbers[0, -1] >= 0 else int(np.count_nonzero(numbers[0] >= 0))  # -1 where there are no more
+        return _found(similarity[0, :n_found], numbers[0, :n_found])
 
 
 def merge_coded(parts: Sequence[CodedPart], keep: Sequence[NDArray[np.bool_]]) -> CodedPart:
@@ -228,7 +228,9 @@ def _nearest(rows: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray
 
 def turned(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """The rows [n, 512] turned so that no number matters more than another; their products stay."""
-    out: NDArray[np.float32] = _TURN.apply(np.ascontiguousarray(rows, np.float32))
+    rows = np.ascontiguousarray(rows, np.float32)
+    out = np.empty_like(rows)
+    _TURN.apply_noalloc(len(rows), _faiss.swig_ptr(rows), _faiss.swig_ptr(out))
     return out
 
 
