@@ -347,6 +347,7 @@ class Catalog:
         except (apsw.IOError, apsw.FullError) as error:
             logger.warning("the catalogue's log could not be emptied: %s", error)
             self._close_after(error)  # what was committed stands, but nothing more goes through this connection
+            _sync_directory(self.data_dir)  # it stands in the log, whose name must stay
 
     def _empty_log(self) -> None:
         """Moves the change from the log to its place; where a reader stands in the way, the next change does it."""
@@ -355,9 +356,13 @@ class Catalog:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.BusyError:
             logger.info("a reader holds the catalogue's log; it is emptied with the next change")
+            _sync_directory(self.data_dir)  # the log's name must stay; that SQLite's own sync failed it would not say
 
     def _close_after(self, error: apsw.Error) -> None:
+        """Lets go of a library whose disk has failed, as it is: closing must not try once more what failed."""
         self._fault = str(error)
+        if self._connection is not None:
+            self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
         self.close()
 
     def _check_writable(self) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reference_db.catalog import Catalog, Contents, Reference, ReferenceId
-from reference_db.errors import CatalogLocked, DamagedReference, NotAReference, UnknownReference
+from reference_db.errors import CatalogLocked, DamagedReference, NotAReference, StorageError, UnknownReference
 from reference_db.references import unpacked
 from reference_db.tables import Salvage
 
@@ -185,9 +185,11 @@ def _intact_files(data_dir: Path) -> list[Reference]:
             continue
         try:
             reference, _ = unpacked(path.read_bytes())
-        except (OSError, NotAReference) as error:
+        except NotAReference as error:
             logger.warning("%s %s", path.name, error)
             continue
+        except OSError as error:  # a catalogue without it would have the next writer clear it away
+            raise StorageError(f"{path} cannot be read ({error.strerror}); mend that or move it away first.") from error
         if path == Catalog(data_dir, None).features_path(reference):
             references.append(reference)
     return references

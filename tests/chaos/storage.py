@@ -341,7 +341,7 @@ class Stage:
         """Every system call of the operation: its name and which of that name it is."""
         return [(call, n) for call, count in sorted(self.calls.items()) for n in range(1, count + 1)]
 
-    def attempt(self, injection: str) -> tuple[Path, Ended]:
+    def attempt(self, injection: str, traced: str = "", log: Path = Path("/dev/null")) -> tuple[Path, Ended]:
         """Runs it once with this fault; the library that is left, and what was told."""
         trial = self.home / "trial"
         shutil.rmtree(trial, ignore_errors=True)
@@ -349,7 +349,9 @@ class Stage:
             shutil.copytree(self.home / "start", trial)
         call = injection.partition(":")[0]
         return trial, in_child(
-            self.operation.work, trial, ["-e", f"trace={call}", "-e", f"inject={injection}", "-o", "/dev/null"]
+            self.operation.work,
+            trial,
+            ["-y", "-e", f"trace={traced or call}", "-e", f"inject={injection}", "-o", str(log)],
         )
 
 
@@ -428,6 +430,26 @@ def disk_faults(
             for call, error, n, lasting in _sampled(points, sample, seed + number):
                 fail(stage, call, error, n, lasting, tally)
     return tally
+
+
+def writes_after_failed_syncs(operation: Operation) -> dict[int, list[str]]:
+    """For each failed sync of the catalogue or its log, by its number: what was written to either of them after it.
+
+    SQLite also syncs the directory when it begins a log, and goes on where that fails. This is harmless: what is
+    acknowledged is in the catalogue itself by then, or we have synced the directory too. So those are left out.
+    """
+    found: dict[int, list[str]] = {}
+    with place() as home:
+        stage = Stage.build(operation, home / "stage")
+        for n in range(1, stage.calls["fdatasync"] + 1):
+            log = home / "log"
+            stage.attempt(f"fdatasync:error=EIO:when={n}", "fdatasync,pwrite64,ftruncate", log)
+            calls = [re.sub(r'"(\\.|[^"\\])*"\.*', "...", line) for line in log.read_text().splitlines()]
+            failed = next(at for at, call in enumerate(calls) if "INJECTED" in call)
+            if "/catalog.sqlite" in calls[failed]:
+                wrote = [call for call in calls[failed + 1 :] if re.match(r"(pwrite64|ftruncate)\(", call)]
+                found[n] = [call for call in wrote if "-shm>" not in call]  # shared memory that begins anew each time
+    return found
 
 
 def _sampled(points: list[Any], sample: int | None, seed: int) -> list[Any]:

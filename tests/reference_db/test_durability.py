@@ -25,6 +25,14 @@ def test_a_failing_disk_is_told_and_damages_nothing() -> None:
     assert tally.n_hit >= 30
 
 
+@pytest.mark.parametrize("name", ["add", "remove"])
+def test_nothing_is_written_to_the_catalogue_after_a_sync_of_it_failed(name: str) -> None:
+    operation = next(operation for operation in storage.OPERATIONS if operation.name == name)
+    wrote = storage.writes_after_failed_syncs(operation)
+    assert len(wrote) >= 4
+    assert not any(wrote.values()), wrote
+
+
 def test_a_writer_killed_at_any_moment_loses_nothing_that_it_acknowledged() -> None:
     tally = storage.random_kills(25, seed=1)
     assert tally.wrong == []
