@@ -142,10 +142,11 @@ def _print_segments(found: list[dict[str, Any]]) -> None:
             f"{clock(one['reference_start'])}-{clock(one['reference_end'])}",
             f"{one['speed']:.2f}x",
             f"{one['score']:.2f}",
+            one["licence"] or "-",
         )
         for one in found
     ]
-    print_table(("CHANNEL", "ON AIR", "REFERENCE", "ITS SECONDS", "SPEED", "SCORE"), rows)
+    print_table(("CHANNEL", "ON AIR", "REFERENCE", "ITS SECONDS", "SPEED", "SCORE", "LICENCE"), rows)
 
 
 def _write_lines(path: Path, values: Iterable[object]) -> None:

@@ -273,7 +273,7 @@ async def keep_watching(
 
 def _log(alert: Alert) -> None:
     logger.info(
-        "%s %s: %s at %.0f-%.0f s shows its %.0f-%.0f s, score %.2f",
+        "%s %s: %s at %.0f-%.0f s shows its %.0f-%.0f s, score %.2f%s",
         alert.type,
         alert.id,
         alert.reference,
@@ -282,4 +282,5 @@ def _log(alert: Alert) -> None:
         alert.reference_start,
         alert.reference_end,
         alert.score,
+        f", licensed by {alert.licence}" if alert.licence else "",
     )

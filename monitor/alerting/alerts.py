@@ -233,6 +233,8 @@ class AlertBook:
             if told is None:
                 return None
             type_ = RETRACTED
+        if type_ == ENDED and told is not None and self._rules.is_rejected(alert_id):
+            return self._withdraw(alert_id, refined, now_s, gaps, REVIEWED_FALSE)
         return self._tell(type_, alert_id, refined, now_s, gaps)
 
     def _withdraw(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap], reason: str) -> Alert:

@@ -47,15 +47,35 @@ def alerts_list(
 ) -> None:
     """List alerts as they were told last, the newest first."""
     from monitor.alerting.outbox import History
+    from monitor.desk.desk import Desk
 
-    found = History(settings_of(context, config_file, data_dir).data_dir).alerts(
-        before=before, limit=limit, channel=channel, reference=reference, type=_type(type_)
-    )
+    folder = settings_of(context, config_file, data_dir).data_dir
+    found = History(folder).alerts(before=before, limit=limit, channel=channel, reference=reference, type=_type(type_))
+    reviews = Desk(folder).latest_reviews([event.alert.id for _, event in found])
     if as_json:
-        print_json([{"first_n": first_n, **event.as_dict()} for first_n, event in found])
+        said = {alert_id: review.as_dict() for alert_id, review in reviews.items()}
+        print_json(
+            [{"first_n": first_n, **event.as_dict(), "review": said.get(event.alert.id)} for first_n, event in found]
+        )
         return
-    rows = [(first_n, *_row(event.as_dict())) for first_n, event in found]
-    print_table(("N", "ID", "STATE", "CHANNEL", "SINCE", "ON AIR", "REFERENCE", "ITS SECONDS", "SCORE"), rows)
+    rows = []
+    for first_n, event in found:
+        review = reviews.get(event.alert.id)
+        rows.append((first_n, *_row(event.as_dict()), event.alert.licence or "-", review.decision if review else "-"))
+    heading = (
+        "N",
+        "ID",
+        "STATE",
+        "CHANNEL",
+        "SINCE",
+        "ON AIR",
+        "REFERENCE",
+        "ITS SECONDS",
+        "SCORE",
+        "LICENCE",
+        "REVIEW",
+    )
+    print_table(heading, rows)
 
 
 @app.command("show")
@@ -72,12 +92,14 @@ def alerts_show(
     from monitor.evidence.store import EvidenceStore
 
     folder = settings_of(context, config_file, data_dir).data_dir
-    told = [event.as_dict() for event in History(folder).alert(alert_id)]
+    told, store = [event.as_dict() for event in History(folder).alert(alert_id)], EvidenceStore(folder)
+    evidence = store.report(alert_id)
+    if not told and evidence is not None:  # of a member of a fleet, which keeps no history
+        told = [{"n": 0, "told_at": evidence["made_at"], **evidence["alert"]}]
     if not told:
         complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
         raise typer.Exit(FAILED)
-    reviews, store = Desk(folder).reviews(alert_id), EvidenceStore(folder)
-    evidence = store.report(alert_id)
+    reviews = Desk(folder).reviews(alert_id)
     if as_json:
         said = [review.as_dict() for review in reviews]
         print_json({"alert": told[-1], "events": told, "reviews": said, "evidence": evidence})

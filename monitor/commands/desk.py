@@ -198,9 +198,10 @@ def review(
 ) -> None:
     """Say what an alert is; `false` retracts it. Who said what and when is kept."""
     from monitor.alerting.outbox import History
+    from monitor.evidence.store import EvidenceStore
 
     folder = settings_of(context, config_file, data_dir).data_dir
-    if not History(folder).alert(alert_id):
+    if not History(folder).alert(alert_id) and not EvidenceStore(folder).has(alert_id):
         complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
         raise typer.Exit(FAILED)
     kept = Desk(folder).review(alert_id, decision, by or getpass.getuser(), note)

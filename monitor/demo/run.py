@@ -87,8 +87,9 @@ def run_demo(settings: Settings, *, fast: bool, leave: bool) -> bool:
     shutil.rmtree(home / "library", ignore_errors=True)  # in the catalogue's first format
     library, alerts = home / "library-2", home / "alerts.jsonl"
     alerts.unlink(missing_ok=True)  # those of an earlier demo
-    for left in library.glob("alerts.*"):
+    for left in (*library.glob("alerts.*"), *library.glob("desk.*")):
         left.unlink()  # their history, and where an earlier demo stopped
+    shutil.rmtree(library / "evidence", ignore_errors=True)
     _register(settings, library, media)
     watching = settings.model_copy(
         update={

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from monitor.alerting.alerts import ENDED, EXCLUDED, RETRACTED, REVIEWED_FALSE, STARTED, UPDATED, Alert
@@ -14,7 +16,7 @@ from monitor.metrics import Metrics
 from monitor.pipeline import Library, Watch
 from monitor.settings import Settings
 from reference_db.catalog import ReferenceId
-from tests.planted_air import BEGAN, FILMS, Air, Part, aired, library, told, trained
+from tests.planted_air import BEGAN, FILMS, Air, Part, aired, library, parts, quick, told
 
 SWIFT = ReferenceId("swift")
 #   0 noise 10 swift from its second 20 on 60 noise 80
@@ -27,7 +29,7 @@ def lent(rules: Rules | None = None) -> Library:
 
 
 def watch(library: Library, metrics: Metrics | None = None) -> Watch:
-    return Watch(library, trained(), Settings(), metrics or Metrics(CollectorRegistry()))
+    return Watch(library, quick(), Settings(), metrics or Metrics(CollectorRegistry()))
 
 
 def all_told(rules: Rules, air: Air = AIR, metrics: Metrics | None = None) -> list[Alert]:
@@ -143,6 +145,29 @@ def test_heard_again_from_the_beginning_a_false_alert_ends_as_it_did(free: list[
     alerts = all_told(Rules([], {}, {free[0].id: "false"}))
     assert types(alerts) == [STARTED, RETRACTED]
     assert alerts[0] == free[0]
+
+
+def test_a_false_alert_whose_stream_ends_at_once_is_retracted_not_ended(free: list[Alert]) -> None:
+    library = lent()
+    watching = watch(library)
+    before = told(watching, AIR, 0, CHANGED_S)
+    library.rules = Rules([], {}, {free[0].id: "false"})
+    (last,) = watching.finish()
+    assert (last.type, last.reason) == (RETRACTED, REVIEWED_FALSE)
+    in_order([*before, last])
+
+
+@settings(max_examples=12, deadline=None)
+@given(parts(), st.sampled_from(FILMS))
+def test_a_reference_that_is_excluded_whole_never_alerts_and_no_other_notices(drawn: list[Part], film: str) -> None:
+    air = aired(drawn)
+
+    def heard(rules: Rules) -> list[Alert]:
+        watching = Watch(lent(rules), quick(), Settings(), Metrics(CollectorRegistry()))
+        return told(watching, air) + watching.finish()
+
+    excluded = Rules([], {ReferenceId(film): [(0.0, 1e6)]})
+    assert heard(excluded) == [alert for alert in heard(Rules()) if alert.reference != film]
 
 
 @pytest.mark.parametrize("cut", [OPEN_S, CHANGED_S + 1, CHANGED_S + 4, CHANGED_S + 8])
