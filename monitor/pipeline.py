@@ -43,7 +43,7 @@ from monitor.snapshots import pack, unpack
 from reference_db.catalog import Catalog, Reference, ReferenceId
 from reference_db.errors import CatalogError
 from reference_db.frames import probe
-from reference_db.index import ReferenceIndex
+from reference_db.index import Hits, ReferenceIndex
 
 KEEP_EVERY_S = 2.0  # between two snapshots of a channel that tells nothing
 SILENCE_S = MAX_SILENCE_S + 1.0  # after which what was on air is over: the clock begins a new epoch
@@ -135,6 +135,7 @@ class Watch:
         self._metrics = metrics
         self._matcher = self._new_matcher()
         self._index = library.index  # the generation that the last second was matched with
+        self._searched: tuple[ReferenceIndex, NDArray[np.float32], Hits] | None = None  # a held second finds the same
         self._book: AlertBook | None = None
         self._gaps: deque[Gap] = deque(maxlen=GAPS_KEPT)
         self._forgotten: tuple[str, int] | None = None  # epoch and second up to which an earlier life saw the air
@@ -260,9 +261,9 @@ class Watch:
             self._index = index
             alerts = self._book.end(matcher.drop_gone(index), live.second, list(self._gaps), REMOVED)
         alerts += self._book.heed(self._library.rules, live.second, list(self._gaps))
-        hits = index.search(live.row[None], matcher.matching.hits) if live.counts and live.row is not None else None
+        hits = self._hits(index, live.row) if live.counts and live.row is not None else None
         maps = yield matcher.plan(live, hits, index)
-        return self._shown(alerts + self._told(live.second, matcher.apply(maps)))
+        return self._shown(alerts + self._told(live.second, matcher.apply(maps, self._book.told)))
 
     def _shown(self, alerts: list[Alert]) -> list[Alert]:
         """Hands over what there is of each alert as evidence; the alerts then say where it is."""
@@ -285,6 +286,15 @@ class Watch:
         self._book.n_excluded = 0
         self._library.withdrawn[self._book.epoch.channel] = self._book.withdrawn
         return alerts
+
+    def _hits(self, index: ReferenceIndex, row: NDArray[np.float32]) -> Hits:
+        if self._searched is not None:
+            searched, before, hits = self._searched
+            if searched is index and np.array_equal(before, row):
+                return hits
+        hits = index.search(row[None], self._matcher.matching.hits)
+        self._searched = index, row, hits
+        return hits
 
 
 async def run_stream(

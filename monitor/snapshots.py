@@ -18,11 +18,12 @@ import struct
 import types
 import zlib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from functools import cache
-from typing import Any, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
+from operator import attrgetter
+from typing import Any, NewType, TypeAlias, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +38,30 @@ HASH_BYTES = hashlib.sha256().digest_size
 LENGTH = struct.Struct("<I")
 FAST = 1  # of zlib's levels: the head is written every other second
 
+AS_IT_IS = (int, float, str, bool)
+
 T = TypeVar("T")
 Notes = Mapping[str, Any]  # JSON-able
+
+
+def _number(value: Any) -> int | float:
+    """A number of numpy's as Python has it."""
+    if isinstance(value, np.integer | np.floating):
+        plain: int | float = value.item()
+        return plain
+    raise TypeError(f"a snapshot has no {type(value).__name__}")
+
+
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_number)
 
 
 def pack(state: object, stamp: Mapping[str, str], notes: Notes) -> bytes:
     """The state as bytes. `notes` travel with it and can be read even where the stamp is another's."""
     arrays = _Arrays()
-    flat = _flat(state, arrays)
+    kind: Any = type(state)
+    flatten = _flattener(kind)
+    assert flatten is not None, "state is a dataclass"
+    flat = flatten(state, arrays)
     buffers = arrays.joined()
     head = {
         "stamp": _whole_stamp(type(state), stamp),
@@ -52,7 +69,7 @@ def pack(state: object, stamp: Mapping[str, str], notes: Notes) -> bytes:
         "arrays": [[dtype, len(buffer)] for dtype, buffer in buffers.items()],
         "state": flat,
     }
-    head_bytes = zlib.compress(json.dumps(head, separators=(",", ":"), allow_nan=False).encode(), FAST)
+    head_bytes = zlib.compress(_JSON.encode(head).encode(), FAST)
     body = b"".join([LENGTH.pack(len(head_bytes)), head_bytes, *(buffer.tobytes() for buffer in buffers.values())])
     return MAGIC + hashlib.sha256(body).digest() + body
 
@@ -109,11 +126,6 @@ def _shape_hash(kind: type) -> str:
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
-@cache
 def _hints(kind: type) -> dict[str, Any]:
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
@@ -152,35 +164,66 @@ class _Arrays:
         return {dtype: np.concatenate([array.ravel() for array in same]) for dtype, same in self._same.items()}
 
 
-AS_IT_IS = (int, float, str, bool, types.NoneType)
+Flattener: TypeAlias = Callable[[Any, _Arrays], Any]  # a value as JSON has it; arrays are put aside
 
 
-def _flat(value: Any, arrays: _Arrays) -> Any:
-    """The value as JSON has it; arrays are put aside."""
-    kind = type(value)
-    if kind in AS_IT_IS:
-        return value
-    if kind is tuple or kind is list:
-        return [one if type(one) in AS_IT_IS else _flat(one, arrays) for one in value]
-    if kind is np.ndarray:
-        return arrays.put(value)
+@cache
+def _flattener(kind: Any) -> Flattener | None:
+    """What makes JSON of a value of this type; None where it is JSON as it is."""
+    if isinstance(kind, NewType):
+        return _flattener(kind.__supertype__)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        (inner,) = (_flattener(argument) for argument in arguments if argument is not types.NoneType)
+        return inner and (lambda value, arrays: None if value is None else inner(value, arrays))
+    if origin is np.ndarray:
+        return lambda value, arrays: arrays.put(value)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _flat_fields(tuple, [_flattener(argument) for argument in arguments])
+    if origin is dict:
+        pair = _flat_fields(list, [_flattener(argument) for argument in arguments]) or (lambda value, arrays: value)
+        return lambda value, arrays: [pair(item, arrays) for item in value.items()]
+    if origin in (tuple, list, deque, set):
+        return _flat_row(origin, _flattener(arguments[0]))
     if is_dataclass(kind):
-        return [_flat(getattr(value, name), arrays) for name in _names(kind)]
-    if isinstance(value, np.integer):
-        return int(value)
-    if isinstance(value, np.floating):
-        return float(value)
-    if isinstance(value, Mapping):
-        return [[_flat(key, arrays), _flat(one, arrays)] for key, one in value.items()]
-    if isinstance(value, range):
-        return [value.start, value.stop]
-    if isinstance(value, set | frozenset):
-        return [_flat(one, arrays) for one in sorted(value)]
-    if isinstance(value, deque):
-        return [_flat(one, arrays) for one in value]
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"a snapshot has no {type(value).__name__}")
+        hints = _hints(kind)  # type: ignore[arg-type]
+        values = attrgetter(*hints) if len(hints) > 1 else lambda value: (getattr(value, next(iter(hints))),)
+        return _flat_fields(values, [_flattener(hint) for hint in hints.values()]) or (
+            lambda value, arrays: values(value)
+        )
+    if kind is range:
+        return lambda value, arrays: [value.start, value.stop]
+    if kind is datetime:
+        return lambda value, arrays: value.isoformat()
+    if kind in AS_IT_IS:
+        return None
+    raise TypeError(f"a snapshot has no {kind}")
+
+
+def _flat_fields(values: Callable[[Any], Any], flatteners: list[Flattener | None]) -> Flattener | None:
+    """For a few values, each of a type of its own; None where all of them are JSON."""
+    if not any(flatteners):
+        return None
+
+    def flat(value: Any, arrays: _Arrays) -> list[Any]:
+        return [one if f is None else f(one, arrays) for f, one in zip(flatteners, values(value), strict=True)]
+
+    return flat
+
+
+def _flat_row(origin: Any, inner: Flattener | None) -> Flattener | None:
+    """For many values of one type; a set's are in order."""
+    if inner is None:
+        return {tuple: None, list: None, deque: _listed, set: _sorted}[origin]
+    return lambda value, arrays: [inner(one, arrays) for one in value]
+
+
+def _listed(value: Any, arrays: _Arrays) -> list[Any]:
+    return list(value)
+
+
+def _sorted(value: Any, arrays: _Arrays) -> list[Any]:
+    return sorted(value)
 
 
 def _built(kind: Any, flat: Any, buffers: dict[str, NDArray[Any]]) -> Any:

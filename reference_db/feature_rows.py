@@ -41,6 +41,36 @@ class ReferenceRows(Protocol):
     def __getitem__(self, at: int | slice | NDArray[np.int64], /) -> NDArray[np.float32]: ...
 
 
+class NearRows:
+    """Rows of which a span stays in memory, the newest of the widest asked for: most of what is asked lies in it."""
+
+    def __init__(self, rows: ReferenceRows) -> None:
+        self._rows = rows
+        self._start = 0
+        self._near = np.empty((0, FEATURE_SIZE), np.float32)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: int | slice | NDArray[np.int64], /) -> NDArray[np.float32]:
+        if isinstance(at, slice):
+            start, stop, step = at.indices(len(self))
+            if not self._has(start, stop):
+                if stop - start < len(self._near):
+                    return self._rows[at]
+                self._near, self._start = self._rows[start:stop], start
+                self._near.flags.writeable = False
+            return self._near[start - self._start : stop - self._start : step]
+        if isinstance(at, np.ndarray):
+            is_near = len(at) > 0 and self._has(int(at.min()), int(at.max()) + 1)
+        else:
+            is_near = self._has(at, at + 1)
+        return self._near[at - self._start] if is_near else self._rows[at]
+
+    def _has(self, start: int, stop: int) -> bool:
+        return self._start <= start <= stop <= self._start + len(self._near)
+
+
 class RowSource(Protocol):
     """Where an index finds the rows of its references."""
 

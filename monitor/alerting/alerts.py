@@ -19,7 +19,7 @@ from typing import Any, Self
 from monitor.desk.rules import NO_RULES, Rules
 from monitor.ingest.clock import ChannelEpoch, rfc3339
 from monitor.matching.excluding import Spans, trimmed
-from monitor.matching.stitching import SegmentView
+from monitor.matching.stitching import Name, SegmentView
 from reference_db.catalog import Reference, ReferenceId
 
 STARTED, UPDATED, ENDED, RETRACTED = "alert.started", "alert.updated", "alert.ended", "alert.retracted"
@@ -205,6 +205,11 @@ class AlertBook:
             and self._licence(alert_id, told.reference, told.last_view) != told.licence
         ]
         return [self._tell(UPDATED, alert_id, view, now_s, gaps) for alert_id, view in changed]
+
+    @property
+    def told(self) -> set[Name]:
+        """Names of the segments whose alerts are open."""
+        return {told.last_view.name for told in self._told.values()}
 
     def apply(self, now_s: int, views: list[SegmentView], gaps: list[Gap]) -> list[Alert]:
         """The news of stream second `now_s`. `views` has every open segment and those that closed now."""

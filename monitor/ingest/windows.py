@@ -49,6 +49,7 @@ class FeatureWindow:
 
     def __init__(self, length_s: int = WINDOW_S) -> None:
         self._seconds: deque[LiveSecond] = deque(maxlen=length_s)
+        self._halves: deque[NDArray[np.float16] | None] = deque(maxlen=length_s)  # their rows, as they are stored
 
     def __iter__(self) -> Iterator[LiveSecond]:
         return iter(self._seconds)
@@ -67,11 +68,13 @@ class FeatureWindow:
         newest = self.newest_s
         if newest is not None and second <= newest:
             raise ValueError(f"second {second} does not come after {newest}")
-        row = None if row is None else row.astype(np.float16).astype(np.float32)
+        half = None if row is None else row.astype(np.float16)
+        row = None if half is None else half.astype(np.float32)
         added = [] if newest is None else [LiveSecond(s, None, False, 0.0) for s in range(newest + 1, second)]
         novelty = self._seconds[-1].novelty if held and newest == second - 1 else self._novelty(row, second)
         added.append(LiveSecond(second, row, informative, novelty))
         self._seconds.extend(added)
+        self._halves.extend([*(None for _ in added[1:]), half])
         return added
 
     def row(self, second: int) -> NDArray[np.float32] | None:
@@ -94,10 +97,10 @@ class FeatureWindow:
 
     def state(self) -> WindowState:
         """All that `restored` needs."""
-        rows = [live.row for live in self._seconds if live.row is not None]
+        halves = [half for half in self._halves if half is not None]
         return WindowState(
             self._seconds[0].second if self._seconds else 0,
-            np.stack(rows).astype(np.float16) if rows else np.empty((0, 0), np.float16),
+            np.concatenate(halves).reshape(len(halves), -1) if halves else np.empty((0, 0), np.float16),
             np.array([live.row is not None for live in self._seconds], np.bool_),
             np.array([live.informative for live in self._seconds], np.bool_),
             np.array([live.novelty for live in self._seconds], np.float64),
@@ -105,10 +108,12 @@ class FeatureWindow:
 
     def restore(self, state: WindowState) -> None:
         """Goes on from there."""
-        rows = iter(state.rows.astype(np.float32))
+        rows, halves = iter(state.rows.astype(np.float32)), iter(state.rows)
         self._seconds.clear()
+        self._halves.clear()
         for n, seen in enumerate(state.seen.tolist()):
             row = next(rows) if seen else None
+            self._halves.append(next(halves) if seen else None)
             self._seconds.append(
                 LiveSecond(state.first_s + n, row, bool(state.informative[n]), float(state.novelty[n]))
             )

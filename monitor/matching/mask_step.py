@@ -28,7 +28,6 @@ from reference_db.engines import fastest
 SHIPPED_WEIGHTS = Path(__file__).parents[2] / "reference_db" / "weights" / "mask_step.safetensors"
 
 INNER_BATCH = 8  # every call of `predict` has this many tiles: one shape, so company changes no bit
-CALL_TILES = 2  # every call of a reader: four or eight are no cheaper a tile, and more of them would be padding
 
 
 class MaskStepNet(nn.Module):
@@ -109,19 +108,13 @@ class TileReader:
     """The network compiled for tiles, on the fastest engine. What it reads in a tile depends on that tile alone."""
 
     def __init__(self, net: MaskStepNet, *, threads: int = 1) -> None:
-        blank = torch.zeros(CALL_TILES, 1, TILE_ROWS, TILE_COLUMNS)
+        blank = torch.zeros(1, 1, TILE_ROWS, TILE_COLUMNS)  # one a call: more are no cheaper a tile
         self._engine = fastest(_NewestRows(net), (blank, blank), threads=threads)
 
     def read(self, tiles: Sequence[SimilarityTile]) -> list[TileMaps]:
         """Mask and step map of each tile."""
-        shape = (-(-len(tiles) // CALL_TILES), CALL_TILES, 1, TILE_ROWS, TILE_COLUMNS)
-        cells, inside = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        for n, tile in enumerate(tiles):
-            cells[n // CALL_TILES, n % CALL_TILES, 0] = tile.cells
-            inside[n // CALL_TILES, n % CALL_TILES, 0] = tile.inside
-        calls = self._engine(list(zip(cells, inside, strict=True)))
-        maps = [TileMaps(*one) for mask, step in calls for one in zip(mask, step, strict=True)]
-        return maps[: len(tiles)]
+        calls = [(tile.cells[None, None], tile.inside[None, None].astype(np.float32)) for tile in tiles]
+        return [TileMaps(mask[0], step[0]) for mask, step in self._engine(calls)]
 
 
 def save_mask_step(net: MaskStepNet, path: Path, *, trained_on: str, configuration: Mapping[str, object]) -> None:

@@ -7,7 +7,7 @@ before its first vote; votes and open paths keep it alive. Their number and widt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,10 +18,10 @@ from monitor.matching.candidates import Candidate, Voter, VoterState
 from monitor.matching.excluding import Spans, without
 from monitor.matching.paths import AlignmentPath, PathTracker, TrackerState
 from monitor.matching.refining import refine
-from monitor.matching.stitching import PathState, Scoring, SegmentState, SegmentView, Stitcher
+from monitor.matching.stitching import Name, PathState, Scoring, SegmentState, SegmentView, Stitcher
 from monitor.matching.tiles import HALO, Band, BandState, Cut, MapRow, SimilarityTile, TileMaps
 from reference_db.catalog import ReferenceId
-from reference_db.feature_rows import ReferenceRows
+from reference_db.feature_rows import NearRows, ReferenceRows
 from reference_db.index import Hits, ReferenceIndex
 
 BACK_FILL_S = 20  # a band begins so long before the candidate that opens it
@@ -82,7 +82,7 @@ class MatcherState:
 class _InUse:
     """A reference that a band or a segment names."""
 
-    rows: ReferenceRows
+    rows: NearRows
     informative: NDArray[np.bool_]
     features_sha256: str
 
@@ -183,8 +183,11 @@ class Matcher:
             self._vote(candidate, live.second, index)
         return [tile for _, cut in self._cuts for tile in cut.tiles]
 
-    def apply(self, maps: list[TileMaps]) -> list[SegmentView]:
-        """What the second led to, given the maps of the tiles that `plan` gave: open segments and closed ones."""
+    def apply(self, maps: list[TileMaps], told: Collection[Name] = ()) -> list[SegmentView]:
+        """What the second led to, given the maps of the tiles that `plan` gave: open segments and closed ones.
+
+        Those that are `told` are examined for echoes only when they close.
+        """
         assert self._live is not None, "plan comes before apply"
         used = 0
         for reading, cut in self._cuts:
@@ -194,7 +197,7 @@ class Matcher:
         for reading in self._readings:
             reading.follow()
         self._close_idle(self._live.second)
-        return self._stitcher.push(self._live.second - HALO, states)
+        return self._stitcher.push(self._live.second - HALO, states, told)
 
     def finish(self) -> list[SegmentView]:
         """The last word on every segment, when the stream or its epoch ends."""
@@ -343,4 +346,4 @@ def _gone(features: Mapping[ReferenceId, str], index: ReferenceIndex) -> set[Ref
 
 
 def _in_use(index: ReferenceIndex, place: int) -> _InUse:
-    return _InUse(index.rows(place), index.informative(place), index.references[place].features_sha256)
+    return _InUse(NearRows(index.rows(place)), index.informative(place), index.references[place].features_sha256)

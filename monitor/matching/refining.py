@@ -52,9 +52,11 @@ def refine(
 ) -> SegmentView:
     """The segment with its ends read off lines; `lives` are the seconds of the stream still at hand."""
     sides = _Sides({live.second: live.row for live in lives if live.counts and live.row is not None}, rows, informative)
-    refined = view
+    refined, fitted = view, None
     for _ in range(ROUNDS):
-        refined = _ends(refined, sides)
+        span = int(refined.live_start_s), int(refined.live_end_s)
+        if span != fitted:  # the same seconds have the same lines
+            refined, fitted = _ends(refined, sides), span
     is_span = refined.live_end_s > refined.live_start_s and refined.ref_end_s > refined.ref_start_s
     return refined if is_span else view
 
@@ -112,12 +114,14 @@ class _Sides:
         cells = np.stack([self.lives[second] for second in seen.tolist()]) @ self.rows[first:last].T
         cells = np.where(self.informative[first:last], cells, np.float32(0))
         offsets = np.arange(2 * (first - len(seconds)), 2 * last) / 2
+        speeds = SPEEDS if len(seen) >= ONLY_NORMAL_S else SPEEDS[:1]
+        ahead = np.array(speeds)[:, None, None] * (seen - seconds.start)  # [speed, offset, live], as all below
+        columns = np.floor(offsets[:, None] + ahead + 0.5).astype(np.int64) - first
+        means = _along(cells, columns).mean(axis=-1) - HALF * (offsets % 1)  # a tie goes to the whole second
         lines = []
-        for speed in SPEEDS if len(seen) >= ONLY_NORMAL_S else SPEEDS[:1]:
-            columns = np.floor(offsets[:, None] + speed * (seen - seconds.start) + 0.5).astype(np.int64) - first
-            means = _along(cells, columns).mean(axis=1) - HALF * (offsets % 1)  # a tie goes to the whole second
-            top, handicap = int(means.argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
-            lines.append(_Line(seconds.start, float(offsets[top]), speed, float(means[top]) - handicap))
+        for speed, of_speed in zip(speeds, means, strict=True):
+            top, handicap = int(of_speed.argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
+            lines.append(_Line(seconds.start, float(offsets[top]), speed, float(of_speed[top]) - handicap))
         best = max(lines, key=lambda line: line.similarity)
         return best, bool(_along(cells, path - first).mean() <= best.similarity + PATH_WINS)
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,12 +60,15 @@ class PathState:
     is_open: bool
 
 
-@dataclass(frozen=True, slots=True)
+Name: TypeAlias = tuple[ReferenceId, tuple[int, int]]  # of a segment: its reference and first path's start cell
+
+
+@dataclass(frozen=True)
 class SegmentView:
     """What a segment claims at one moment. Spans are half-open seconds."""
 
     reference: ReferenceId
-    start: tuple[int, int]  # the first path's start cell: the segment's name
+    start: tuple[int, int]  # the first path's start cell
     live_start_s: float
     live_end_s: float
     ref_start_s: float
@@ -82,11 +87,20 @@ class SegmentView:
         """Cells (live_s, ref_s) of its paths, thinned, in order."""
         return sorted({point for path in self.paths for point in (path.first, *path.points, path.last)})
 
+    @property
+    def name(self) -> Name:
+        return self.reference, self.start
+
     def columns(self, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
         """The reference second that the paths give for each stream second; beyond their ends, at normal speed."""
-        live, ref = np.array(self.points).T
+        live, ref = self._points
         before, after = np.minimum(seconds - live[0], 0), np.maximum(seconds - live[-1], 0)
         return np.asarray(np.round(np.interp(seconds, live, ref) + before + after), np.int64)
+
+    @cached_property
+    def _points(self) -> NDArray[np.float64]:
+        """Cells of the paths [2, n]: stream seconds, reference seconds."""
+        return np.array(self.points, np.float64).T
 
 
 @dataclass(slots=True)
@@ -159,17 +173,21 @@ class Stitcher:
         self._live_row = live_row  # of a stream second that is still at hand
         self._segments: list[_Segment] = []  # open ones, and closed ones for a while
 
-    def push(self, final_s: int, states: list[PathState]) -> list[SegmentView]:
-        """Views of every open segment and of those that closed now; `final_s` is the newest final row."""
+    def push(self, final_s: int, states: list[PathState], told: Collection[Name] = ()) -> list[SegmentView]:
+        """Views of every open segment and of those that closed now; `final_s` is the newest final row.
+
+        Those of `told` are examined for echoes only when they close: until then it changes nothing.
+        """
         for state in sorted(states, key=lambda s: (s.path.start, s.reference)):
             self._place(state)
-        views = self._views()
         closing = set()  # by identity: a segment that lost its first path may have a namesake
         for segment in self._segments:
             is_open = any(state.is_open for state in segment.paths.values())
             if not segment.closed and not is_open and final_s - segment.last_live_s > self.scoring.join_s:
-                segment.closed = True
                 closing.add(id(segment))
+        views = self._views(lambda segment, view: id(segment) in closing or view.name not in told)
+        for segment in self._segments:
+            segment.closed = segment.closed or id(segment) in closing
         self._segments = [s for s in self._segments if not s.closed or final_s - s.last_live_s <= REMEMBER_S]
         out = []
         for segment, view in views:
@@ -228,16 +246,24 @@ class Stitcher:
             return
         self._segments.append(_Segment(state.reference, state.path.start, {state.path.start: state}))
 
-    def _views(self) -> list[tuple[_Segment, SegmentView]]:
+    def _views(
+        self, is_examined: Callable[[_Segment, SegmentView], bool] = lambda segment, view: True
+    ) -> list[tuple[_Segment, SegmentView]]:
         """What each segment claims. One that closed earlier is told no more: it only explains others."""
         views = [(segment, segment.last_view or self._view(segment)) for segment in self._segments]
         for segment, view in views:
             segment.last_view = view if segment.closed else None
         others = sorted((view for _, view in views), key=lambda view: (-view.total_weight, view.start))
         return [
-            (segment, view if segment.closed or view.score < self._told_from else self._marked(view, others))
+            (
+                segment,
+                self._marked(view, others) if self._may_be_told(segment, view) and is_examined(segment, view) else view,
+            )
             for segment, view in views
         ]
+
+    def _may_be_told(self, segment: _Segment, view: SegmentView) -> bool:
+        return not segment.closed and view.score >= self._told_from
 
     def _view(self, segment: _Segment) -> SegmentView:
         chosen = _strongest([state.ahead for state in segment.paths.values()])
@@ -309,7 +335,7 @@ class Stitcher:
 def _along(lives: NDArray[np.float32], rows: ReferenceRows, columns: NDArray[np.int64]) -> NDArray[np.float32]:
     """Mean similarity of these stream seconds to these reference seconds [..., live]; 0 beyond the reference."""
     inside = (columns >= 0) & (columns < len(rows))
-    first, last = int(np.clip(columns.min(), 0, len(rows) - 1)), int(np.clip(columns.max(), 0, len(rows) - 1))
+    first, last = (min(max(int(edge), 0), len(rows) - 1) for edge in (columns.min(), columns.max()))
     near = rows[first : last + 1][np.clip(columns, first, last) - first]
     return np.asarray(np.where(inside, np.einsum("ij,...ij->...i", lives, near), np.float32(0)).mean(axis=-1))
 

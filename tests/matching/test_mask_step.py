@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from monitor.errors import ConfigError
 from monitor.matching.mask_step import (
-    CALL_TILES,
     INNER_BATCH,
     SHIPPED_WEIGHTS,
     MaskStepNet,
@@ -156,7 +155,7 @@ def random_production_tiles(seed: int, n: int) -> list[SimilarityTile]:
 
 def test_a_reader_gives_what_predict_gives_and_no_company_changes_a_bit() -> None:
     net = random_net(4)
-    reader, tiles = TileReader(net), random_production_tiles(1, 2 * CALL_TILES + 3)
+    reader, tiles = TileReader(net), random_production_tiles(1, 7)
     mask, step = predict(net, np.stack([t.cells for t in tiles]), np.stack([t.inside for t in tiles]))
     maps = reader.read(tiles)
     for n, one in enumerate(maps):
