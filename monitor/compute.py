@@ -4,12 +4,15 @@ The loop must stay free: heartbeats and HTTP share it. Each channel hands in one
 own. The thread works in turns: a turn takes the seconds that wait, at most one of each channel and the oldest first,
 encodes their pictures together, then leads their thoughts side by side, so that all tiles go through the network
 together. A channel that is behind thus waits for itself only, and what comes out for one does not depend on the rest.
+A channel that has kept us waiting waits a little in turn, so that others come to share its turn: the networks' weights
+then go through the processor's caches once for all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator
@@ -36,6 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 TURN = 8  # seconds of a turn at most: the first of them waits for the last
+GATHER_S = 0.25  # that a second of live air may wait for company
 Encoded: TypeAlias = tuple[NDArray[np.float32], bool]  # feature row, and whether the picture carries information
 Thought: TypeAlias = Generator[list[SimilarityTile], list[TileMaps], T]  # gives tiles, is sent their maps, returns
 
@@ -137,6 +141,7 @@ class Lane:
 
     def __init__(self, compute: Compute) -> None:
         self._compute = compute
+        self._idle_since = -math.inf  # nothing of it is being worked on
         self.last: tuple[NDArray[np.uint8], Encoded] | None = None  # used by the worker thread only
 
     def has(self, frame: Frame) -> bool:
@@ -145,9 +150,14 @@ class Lane:
 
     async def second(self, frame: Frame, think: Callable[[NDArray[np.float32], bool], Thought[T]]) -> T:
         """What `think` comes to, given the frame's feature row and whether it carries information."""
-        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._compute.hand_in(_Second(self, frame, think, done))
-        return await done
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+        may_wait = loop.time() - self._idle_since >= GATHER_S  # a file, or a channel that is behind, may not
+        self._compute.hand_in(_Second(self, frame, think, done), may_wait)
+        try:
+            return await done
+        finally:
+            self._idle_since = loop.time()
 
     async def encoded(self, encoded: Encoded, think: Callable[[NDArray[np.float32], bool], Thought[T]]) -> T:
         """The same for a second that was encoded elsewhere."""
@@ -165,15 +175,28 @@ class Compute:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compute")
         self.worker = Worker()
         self._waiting: deque[_Second] = deque()  # bounded by the number of lanes: each waits for its second
+        self._gathering: asyncio.TimerHandle | None = None
 
     def lane(self) -> Lane:
         """A way in for one more channel."""
         return Lane(self)
 
-    def hand_in(self, second: _Second) -> None:
+    def hand_in(self, second: _Second, may_wait: bool) -> None:
         """Has the second worked in one of the next turns; called in the loop."""
+        loop = asyncio.get_running_loop()
         self._waiting.append(second)
-        self.worker.given(self._pool.submit(self._turn, asyncio.get_running_loop()))
+        if not may_wait or len(self._waiting) >= TURN:
+            self._begin(loop)
+        elif self._gathering is None:
+            self._gathering = loop.call_later(GATHER_S, self._begin, loop)
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Has all that wait worked."""
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
+        for _ in range(-(-len(self._waiting) // TURN)):
+            self.worker.given(self._pool.submit(self._turn, loop))
 
     async def run(self, stage: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `work`, done in the worker thread and timed as `stage`."""
@@ -190,7 +213,7 @@ class Compute:
         return await asyncio.wrap_future(done)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        """One turn; there are as many as seconds were handed in, and the last of them find nothing left to do."""
+        """One turn; the last of them may find nothing left to do."""
         seconds = [self._waiting.popleft() for _ in range(min(TURN, len(self._waiting)))]
         if not seconds:
             return
@@ -235,6 +258,8 @@ class Compute:
             self._metrics.stage_duration.labels(stage).observe(took_s / n)
 
     def close(self) -> None:
+        if self._gathering is not None:
+            self._gathering.cancel()
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -244,6 +244,7 @@ class Sampling:
             height=min(MAX_LONG_SIDE, max(PICTURE_SHORT_SIDE, round(height * scale))),
             format="rgb24",
             interpolation=Interpolation.AREA,
+            threads=1,
         )
         if turns := round(picture.rotation / 90) % 4:
             import numpy as np  # seldom needed, and dear to import
