@@ -150,20 +150,22 @@ class Lane:
 
     async def second(self, frame: Frame, think: Callable[[NDArray[np.float32], bool], Thought[T]]) -> T:
         """What `think` comes to, given the frame's feature row and whether it carries information."""
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        may_wait = loop.time() - self._idle_since >= GATHER_S  # a file, or a channel that is behind, may not
-        self._compute.hand_in(_Second(self, frame, think, done), may_wait)
-        try:
-            return await done
-        finally:
-            self._idle_since = loop.time()
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        return await self._worked(_Second(self, frame, think, done), done)
 
     async def encoded(self, encoded: Encoded, think: Callable[[NDArray[np.float32], bool], Thought[T]]) -> T:
         """The same for a second that was encoded elsewhere."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._compute.hand_in(_Second(self, None, think, done, encoded))
-        return await done
+        return await self._worked(_Second(self, None, think, done, encoded), done)
+
+    async def _worked(self, second: _Second, done: asyncio.Future[T]) -> T:
+        loop = asyncio.get_running_loop()
+        may_wait = loop.time() - self._idle_since >= GATHER_S  # a file, or a channel that is behind, may not
+        self._compute.hand_in(second, may_wait)
+        try:
+            return await done
+        finally:
+            self._idle_since = loop.time()
 
 
 class Compute:
