@@ -15,108 +15,19 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests import media
-from tests.air import PACKET, WRAP, Air, LivePlaylist, WebServer, on_air, retimed
-from tests.fault_proxy import Fault, FaultProxy
-from tests.watching import FPS, HASTY, LENGTH_S, Watching, watching, write_air, write_still
-
-Figures = dict[str, float]
-
-LASTING_S = 4.0  # of air, that a fault takes at least
-
-
-class Studio:
-    """The clips, made once."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(exist_ok=True)
-        self.folder = folder
-        self.clip = write_air(folder / "air.ts")
-        self.larger = write_air(folder / "larger.ts", 2, width=320, height=180)
-        self.mpeg4 = write_air(folder / "mpeg4.ts", 3, codec="mpeg4")
-        self.black = write_still(folder / "black.ts", 16)
-        self.frozen = write_still(folder / "frozen.ts")
-        self.sound = write_sound_air(folder / "sound.ts")
-        self.both = write_both(folder / "both.ts")
-
-    @contextmanager
-    def channel(self, name: str, clip: Path | None = None, *, mode: str = "exact") -> Iterator[Story]:
-        """A channel of its own on air, behind a fault proxy, watched and up."""
-        air = Air(clip or self.clip, LENGTH_S)
-        began = time.monotonic()
-        with (
-            on_air(air) as web,
-            FaultProxy(web.port) as proxy,
-            watching(f"http://127.0.0.1:{proxy.port}/{name}.ts", name, mode=mode) as watched,
-        ):
-            watched.wait_for_state("up")
-            start_s = time.monotonic() - began
-            watched.wait_for_more()
-            yield Story(air, proxy, watched, start_s)
-
-
-def write_sound_air(path: Path) -> Path:
-    """Sound alone, in MPEG-TS."""
-    import av
-
-    with av.open(str(path), "w") as container:
-        media._write_tone(container, container.add_stream("mp2", rate=16000), float(LENGTH_S))
-    return path
-
-
-def write_both(path: Path) -> Path:
-    """Pictures and sound."""
-    times = [n / FPS for n in range(LENGTH_S * FPS)]
-    pictures = ((t, media.picture(4, t, 160, 90)) for t in times)
-    return media.write_clip(path, pictures, fps=FPS, gop=FPS, b_frames=0, sound=True)
-
-
-class Story:
-    """One channel that something happens to."""
-
-    def __init__(self, air: Air, proxy: FaultProxy, watched: Watching, start_s: float) -> None:
-        self.air, self.proxy, self.watched, self.start_s = air, proxy, watched, start_s
-
-    def after(self, fault: Fault, *states: str) -> Figures:
-        """The fault, the state it leads to, its end, and the recovery in the same epoch with the gap told."""
-        watched, air = self.watched, self.air
-        fell_s = air.at_s
-        self.proxy.fault = fault
-        watched.wait(lambda: watched.source.state in states, " or ".join(states))
-        noticed_s = air.at_s - fell_s
-        # The server begins each connection with a second of the past: a shorter fault may leave no gap at all.
-        watched.wait(lambda: air.at_s - fell_s >= LASTING_S, "the fault lasts")
-        self.proxy.fault = "none"
-        lasted_s, healed_s = air.at_s - fell_s, air.at_s
-        watched.wait_for_state("up")
-        watched.wait_for_more()
-        back_s = air.at_s - healed_s
-        assert len(watched.epochs) == 1, watched.epochs
-        assert watched.holes, "a gap must be told"
-        assert {reason for _, _, reason in watched.holes} == {"reconnect"}
-        assert sum_of(watched, "copywatch_reconnects_total") >= 1
-        missed = sum(n for _, n, _ in watched.holes)
-        assert missed <= lasted_s + back_s + 3
-        return {"noticed_s": noticed_s, "back_s": back_s, "missed_s": missed}
-
-
-def sum_of(watched: Watching, name: str) -> float:
-    """Over all labels but the channel."""
-    return sum(
-        sample.value
-        for family in watched.metrics.registry.collect()
-        for sample in family.samples
-        if sample.name == name and sample.labels.get("channel") == watched.source.channel
-    )
+from tests.air import PACKET, Air, LivePlaylist, WebServer, on_air
+from tests.chaos import clocks
+from tests.chaos.studio import Figures, Studio, sum_of
+from tests.fault_proxy import FaultProxy
+from tests.watching import HASTY, LENGTH_S, watching
 
 
 def stall(studio: Studio) -> Figures:
@@ -260,89 +171,6 @@ def held_is_not_frozen(studio: Studio) -> Figures:
         return {"seconds": len(story.watched.samples)}
 
 
-def _jump(by_s: float) -> Callable[[Studio], Figures]:
-    def story(studio: Studio) -> Figures:
-        with studio.channel(f"jump{by_s:.0f}") as story:
-            story.air.jump_s += by_s
-            story.watched.wait(lambda: len(story.watched.epochs) == 2, "second epoch")
-            story.watched.wait_for_more()
-            epochs = story.watched.epochs
-            assert len(epochs) == 2, epochs
-            assert story.watched.value("copywatch_epochs_total") == 2
-            after = [one.second for one in story.watched.samples if one.epoch.name == epochs[1]]
-            assert after == list(range(after[0], after[0] + len(after)))  # never stretched over the jump
-            return {"epochs": 2}
-
-    return story
-
-
-def one_wrap(studio: Studio) -> Figures:
-    """The clock passes 2^33 ticks on air."""
-    air = Air(studio.clip, LENGTH_S, start_s=WRAP / 90_000 - 8)
-    with on_air(air) as web, watching(f"http://127.0.0.1:{web.port}/x.ts", "wrap") as watched:
-        watched.wait(lambda: air.at_s > 11 and len(watched.samples) >= 6, "wrap")
-        watched.wait_for_more()
-        assert len(watched.epochs) == 1
-        assert watched.holes == []
-        # A decoder that begins behind the wrap knows nothing of it.
-        os.kill(watched.source._child.pid, signal.SIGKILL)  # type: ignore[union-attr]
-        watched.wait_for_more(4)
-        assert len(watched.epochs) == 1
-        return {"seconds": len(watched.samples)}
-
-
-def many_wraps(studio: Studio, laps: float = 4.2) -> Figures:
-    """Several wraps in one connection, as many days of air: a picture every 9 s, sent as fast as it is read."""
-    air = Air(studio.clip, LENGTH_S)
-    second = air.seconds(0, 1)
-    step, n_steps = 9, int(laps * WRAP / 90_000 / 9)
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.end_headers()
-        for n in range(n_steps):
-            request.wfile.write(_numbered_packets(retimed(second, n * step * 90_000), n))
-        time.sleep(3600)  # keeps the connection open, so that it is no hang-up; nobody waits for it
-
-    from prometheus_client import CollectorRegistry
-
-    from monitor.ingest.live import LiveSource
-    from monitor.metrics import Metrics
-    from monitor.settings import ChannelSettings
-
-    metrics = Metrics(CollectorRegistry())
-    with WebServer(answer) as web:
-        settings = ChannelSettings(name="wraps", url=f"http://127.0.0.1:{web.port}/x.ts", mode="exact")
-        patience = replace(HASTY, no_progress_s=30)
-        watched = Watching(LiveSource(settings, metrics, patience=patience, real_time=False), metrics)
-        try:
-            while not watched.samples or watched.samples[-1].second < (n_steps - 9) * step:
-                watched.wait_for_more()
-            seconds = watched.seconds
-            assert len(watched.epochs) == 1, watched.epochs
-            assert all(b > a for a, b in pairwise(seconds))
-            span_s = seconds[-1] - seconds[0]
-            assert abs(span_s - n_steps * step) < 5 * step
-            return {"wraps": int(laps), "hours": span_s / 3600}
-        finally:
-            watched.close()
-
-
-def _numbered_packets(packets: bytes, n: int) -> bytes:
-    """Continuity counters that go on, since the same packets are sent again and again."""
-    out = bytearray(packets)
-    counts: dict[int, int] = {}
-    for start in range(0, len(out), PACKET):
-        pid = (out[start + 1] & 0x1F) << 8 | out[start + 2]
-        counts[pid] = counts.get(pid, 0) + 1
-    seen: dict[int, int] = {}
-    for start in range(0, len(out), PACKET):
-        pid = (out[start + 1] & 0x1F) << 8 | out[start + 2]
-        out[start + 3] = out[start + 3] & 0xF0 | (n * counts[pid] + seen.get(pid, 0)) & 0x0F
-        seen[pid] = seen.get(pid, 0) + 1
-    return bytes(out)
-
-
 def gone_for_long(studio: Studio) -> Figures:
     """Away for longer than the silence that a clock bridges: paced retries, then a new epoch."""
     air = Air(studio.clip, LENGTH_S)
@@ -402,27 +230,6 @@ def crash_loop(studio: Studio) -> Figures:
         return {"kills": len(killed_pids)}
 
 
-def recording_as_live(studio: Studio) -> Figures:
-    """A recording that is served as fast as it can: a burst is taken, then it is read as time passes."""
-    times = [n / 1 for n in range(150)]
-    path = studio.folder / "vod.ts"
-    media.write_clip(path, ((t, media.numbered(int(t))) for t in times), fps=1, gop=1, b_frames=0)
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.send_header("Content-Length", str(path.stat().st_size))
-        request.end_headers()
-        request.wfile.write(path.read_bytes())
-
-    with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/vod.ts", "vod") as watched:
-        watched.wait(lambda: len(watched.samples) >= 60, "burst")
-        began, n = time.monotonic(), len(watched.samples)
-        time.sleep(4)  # what must not come in this time cannot be waited for
-        came = len(watched.samples) - n
-        assert came <= 1.02 * (time.monotonic() - began) + 4, came
-        return {"after_burst_s": came}
-
-
 def _playlist(what: str) -> Callable[[Studio], Figures]:
     def story(studio: Studio) -> Figures:
         air = Air(studio.clip, LENGTH_S)
@@ -451,45 +258,6 @@ def _playlist(what: str) -> Callable[[Studio], Figures]:
             return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
 
     return story
-
-
-def vanished_times(studio: Studio) -> Figures:
-    """A raw stream has no times at all: it is numbered as it comes."""
-    path = studio.folder / "raw.h264"
-    times = [n / FPS for n in range(8 * FPS)]
-    media.write_clip(path, ((t, media.picture(5, t, 160, 90)) for t in times), fps=FPS, gop=FPS, b_frames=0)
-
-    def answer(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(200)
-        request.end_headers()
-        while True:
-            request.wfile.write(path.read_bytes())
-            time.sleep(2)
-
-    with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/x.h264", "raw") as watched:
-        watched.wait(lambda: len(watched.samples) >= 4, "seconds")
-        seconds = watched.seconds
-        assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
-        return {"seconds": len(seconds)}
-
-
-def variable_rate(studio: Studio) -> Figures:
-    """Ten pictures a second, then none for three: what was not shown is a hole, and nobody reconnects for it."""
-    path = studio.folder / "variable.ts"
-    if not path.exists():
-        times = [n / 10 for n in range(11)] + [3.9]
-        media.write_clip(path, ((t, media.picture(6, t, 160, 90)) for t in times), fps=10, gop=1, b_frames=0)
-    patience = replace(HASTY, no_progress_s=10)
-    with (
-        on_air(Air(path, LENGTH_S)) as web,
-        watching(f"http://127.0.0.1:{web.port}/x.ts", "variable", patience=patience) as watched,
-    ):
-        watched.wait_for_more(8)
-        assert watched.holes
-        assert {reason for _, _, reason in watched.holes} == {"unseen"}
-        assert len(watched.epochs) == 1
-        assert sum_of(watched, "copywatch_reconnects_total") == 0
-        return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
 
 
 def _datagrams(loss: float) -> Callable[[Studio], Figures]:
@@ -551,23 +319,77 @@ def stopped(studio: Studio) -> Figures:
         return {"missed_s": sum(n for _, n, _ in story.watched.holes)}
 
 
+SELF_SIGNED, EXPIRED = 18, 10  # OpenSSL's numbers for what is wrong with a certificate
+
+
 def untrusted(studio: Studio) -> Figures:
     """A certificate that nobody vouches for: an error, never a fall-back."""
-    key, public = studio.folder / "key.pem", studio.folder / "cert.pem"
-    subject = ["-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-nodes"]
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-keyout", str(key), "-out", str(public), *subject]
-    subprocess.run(command, check=True, capture_output=True)
+    assert _refused_by_tls(*_certificate(studio.folder, "untrusted", days=2)) == SELF_SIGNED
+    return {}
+
+
+def expired(studio: Studio) -> Figures:
+    """A certificate that would be trusted if its time were not over."""
+    context, public = _certificate(studio.folder, "expired", days=-1)
+    os.environ["SSL_CERT_FILE"] = str(public)  # trusted by the decoders that begin from now on
+    try:
+        assert _refused_by_tls(context, public) == EXPIRED
+    finally:
+        del os.environ["SSL_CERT_FILE"]
+    return {}
+
+
+def _certificate(folder: Path, name: str, days: int) -> tuple[ssl.SSLContext, Path]:
+    """A server's side of TLS, and the certificate: of its own making, good for so many days."""
+    key, request, public = (folder / f"{name}-{what}.pem" for what in ("key", "request", "certificate"))
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    ask: list[str | Path] = [
+        "req",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        request,
+        "-subj",
+        "/CN=here",
+    ]
+    sign: list[str | Path] = [
+        "x509",
+        "-req",
+        "-in",
+        request,
+        "-signkey",
+        key,
+        "-extfile",
+        folder / "names",
+        "-days",
+        str(days),
+    ]
+    for command in (ask, [*sign, "-out", public]):
+        subprocess.run(["openssl", *command], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(public, key)
+    return context, public
+
+
+def _refused_by_tls(context: ssl.SSLContext, public: Path) -> int:
+    """OpenSSL's number for what is wrong with the certificate; a channel does not take it either."""
     asked: list[str] = []
     with (
         WebServer(lambda request: asked.append(request.path), context) as web,
-        watching(f"https://127.0.0.1:{web.port}/x.ts", "untrusted") as watched,
+        watching(f"https://127.0.0.1:{web.port}/x.ts", public.stem) as watched,
     ):
         watched.wait_for_state("failed")
         watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="untrusted") >= 1, "retry")
-    assert asked == []
-    return {}
+        assert asked == []
+        with socket.create_connection(("127.0.0.1", web.port)) as plain:
+            try:
+                ssl.create_default_context().wrap_socket(plain, server_hostname="127.0.0.1").close()
+            except ssl.SSLCertVerificationError as error:
+                return error.verify_code
+    return 0
 
 
 # fault -> story
@@ -587,10 +409,11 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F40 404": _answers(404, "denied"),
     "F40 503": _answers(503, "failed"),
     "F41 untrusted certificate": untrusted,
-    "F42 one wrap": one_wrap,
-    "F43 jump back": _jump(-3600.0),
-    "F44 jump forward": _jump(3600.0),
-    "F45 no times": vanished_times,
+    "F41 expired certificate": expired,
+    "F42 one wrap": clocks.one_wrap,
+    "F43 jump back": clocks.jump(-3600.0),
+    "F44 jump forward": clocks.jump(3600.0),
+    "F45 no times": clocks.vanished_times,
     "F46 splice": _playlist("splice"),
     "F47 frozen playlist": _playlist("frozen-playlist"),
     "F47 missing segments": _playlist("missing-segments"),
@@ -600,16 +423,16 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F51 black": _impaired("black"),
     "F51 frozen": _impaired("frozen"),
     "F51 held is not frozen": held_is_not_frozen,
-    "F52 variable rate": variable_rate,
+    "F52 variable rate": clocks.variable_rate,
     "F54 datagrams lost, 1 %": _datagrams(0.01),
     "F54 datagrams lost, 5 %": _datagrams(0.05),
     "F54 datagrams lost, 20 %": _datagrams(0.20),
-    "F55 recording as live": recording_as_live,
+    "F55 recording as live": clocks.recording_as_live,
     "F61 no processor": stopped,
 }
 # Minutes of computing, so not part of the tests.
 LONG_STORIES: dict[str, Callable[[Studio], Figures]] = {
-    "F42 many wraps": many_wraps,
+    "F42 many wraps": clocks.many_wraps,
 }
 
 

@@ -1,0 +1,158 @@
+"""Stories of time: clocks that wrap, jump, stand still, are missing or run too fast."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler
+from itertools import pairwise
+
+from prometheus_client import CollectorRegistry
+
+from monitor.ingest.live import LiveSource
+from monitor.metrics import Metrics
+from monitor.settings import ChannelSettings
+from tests import media
+from tests.air import PACKET, WRAP, Air, WebServer, on_air, retimed
+from tests.chaos.studio import Figures, Studio, sum_of
+from tests.watching import FPS, HASTY, LENGTH_S, Watching, watching
+
+
+def jump(by_s: float) -> Callable[[Studio], Figures]:
+    def story(studio: Studio) -> Figures:
+        with studio.channel(f"jump{by_s:.0f}") as story:
+            story.air.jump_s += by_s
+            story.watched.wait(lambda: len(story.watched.epochs) == 2, "second epoch")
+            story.watched.wait_for_more()
+            epochs = story.watched.epochs
+            assert len(epochs) == 2, epochs
+            assert story.watched.value("copywatch_epochs_total") == 2
+            after = [one.second for one in story.watched.samples if one.epoch.name == epochs[1]]
+            assert after == list(range(after[0], after[0] + len(after)))  # never stretched over the jump
+            return {"epochs": 2}
+
+    return story
+
+
+def one_wrap(studio: Studio) -> Figures:
+    """The clock passes 2^33 ticks on air."""
+    air = Air(studio.clip, LENGTH_S, start_s=WRAP / 90_000 - 8)
+    with on_air(air) as web, watching(f"http://127.0.0.1:{web.port}/x.ts", "wrap") as watched:
+        watched.wait(lambda: air.at_s > 11 and len(watched.samples) >= 6, "wrap")
+        watched.wait_for_more()
+        assert len(watched.epochs) == 1
+        assert watched.holes == []
+        # A decoder that begins behind the wrap knows nothing of it.
+        os.kill(watched.source._child.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        watched.wait_for_more(4)
+        assert len(watched.epochs) == 1
+        return {"seconds": len(watched.samples)}
+
+
+def many_wraps(studio: Studio, laps: float = 4.2) -> Figures:
+    """Several wraps in one connection, as many days of air: a picture every 9 s, sent as fast as it is read."""
+    air = Air(studio.clip, LENGTH_S)
+    second = air.seconds(0, 1)
+    step, n_steps = 9, int(laps * WRAP / 90_000 / 9)
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        for n in range(n_steps):
+            request.wfile.write(_numbered_packets(retimed(second, n * step * 90_000), n))
+        time.sleep(3600)  # keeps the connection open, so that it is no hang-up; nobody waits for it
+
+    metrics = Metrics(CollectorRegistry())
+    with WebServer(answer) as web:
+        settings = ChannelSettings(name="wraps", url=f"http://127.0.0.1:{web.port}/x.ts", mode="exact")
+        patience = replace(HASTY, no_progress_s=30)
+        watched = Watching(LiveSource(settings, metrics, patience=patience, real_time=False), metrics)
+        try:
+            while not watched.samples or watched.samples[-1].second < (n_steps - 9) * step:
+                watched.wait_for_more()
+            seconds = watched.seconds
+            assert len(watched.epochs) == 1, watched.epochs
+            assert all(b > a for a, b in pairwise(seconds))
+            span_s = seconds[-1] - seconds[0]
+            assert abs(span_s - n_steps * step) < 11 * step  # the last ones are not waited for
+            return {"wraps": int(laps), "hours": span_s / 3600}
+        finally:
+            watched.close()
+
+
+def _numbered_packets(packets: bytes, n: int) -> bytes:
+    """Continuity counters that go on, since the same packets are sent again and again."""
+    out = bytearray(packets)
+    counts: dict[int, int] = {}
+    for start in range(0, len(out), PACKET):
+        pid = (out[start + 1] & 0x1F) << 8 | out[start + 2]
+        counts[pid] = counts.get(pid, 0) + 1
+    seen: dict[int, int] = {}
+    for start in range(0, len(out), PACKET):
+        pid = (out[start + 1] & 0x1F) << 8 | out[start + 2]
+        out[start + 3] = out[start + 3] & 0xF0 | (n * counts[pid] + seen.get(pid, 0)) & 0x0F
+        seen[pid] = seen.get(pid, 0) + 1
+    return bytes(out)
+
+
+def recording_as_live(studio: Studio) -> Figures:
+    """A recording that is served as fast as it can: a burst is taken, then it is read as time passes."""
+    times = [n / 1 for n in range(150)]
+    path = studio.folder / "vod.ts"
+    media.write_clip(path, ((t, media.numbered(int(t))) for t in times), fps=1, gop=1, b_frames=0)
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.send_header("Content-Length", str(path.stat().st_size))
+        request.end_headers()
+        request.wfile.write(path.read_bytes())
+
+    with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/vod.ts", "vod") as watched:
+        watched.wait(lambda: len(watched.samples) >= 60, "burst")
+        began, n = time.monotonic(), len(watched.samples)
+        time.sleep(4)  # what must not come in this time cannot be waited for
+        came = len(watched.samples) - n
+        assert came <= 1.02 * (time.monotonic() - began) + 4, came
+        return {"after_burst_s": came}
+
+
+def vanished_times(studio: Studio) -> Figures:
+    """A raw stream has no times at all: it is numbered as it comes."""
+    path = studio.folder / "raw.h264"
+    times = [n / FPS for n in range(8 * FPS)]
+    media.write_clip(path, ((t, media.picture(5, t, 160, 90)) for t in times), fps=FPS, gop=FPS, b_frames=0)
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        while True:
+            request.wfile.write(path.read_bytes())
+            time.sleep(2)
+
+    with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/x.h264", "raw") as watched:
+        watched.wait(lambda: len(watched.samples) >= 4, "seconds")
+        seconds = watched.seconds
+        assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
+        return {"seconds": len(seconds)}
+
+
+def variable_rate(studio: Studio) -> Figures:
+    """Ten pictures a second, then none for three: what was not shown is a hole, and nobody reconnects for it."""
+    path = studio.folder / "variable.ts"
+    if not path.exists():
+        times = [n / 10 for n in range(11)] + [3.9]
+        media.write_clip(path, ((t, media.picture(6, t, 160, 90)) for t in times), fps=10, gop=1, b_frames=0)
+    patience = replace(HASTY, no_progress_s=10)
+    with (
+        on_air(Air(path, LENGTH_S)) as web,
+        watching(f"http://127.0.0.1:{web.port}/x.ts", "variable", patience=patience) as watched,
+    ):
+        watched.wait_for_more(8)
+        assert watched.holes
+        assert {reason for _, _, reason in watched.holes} == {"unseen"}
+        assert len(watched.epochs) == 1
+        assert sum_of(watched, "copywatch_reconnects_total") == 0
+        return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}

@@ -1,0 +1,102 @@
+"""Where stories of streams are told: clips, channels on air behind a fault proxy, and what to expect of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import av
+
+from tests import media
+from tests.air import Air, on_air
+from tests.fault_proxy import Fault, FaultProxy
+from tests.watching import FPS, LENGTH_S, Watching, watching, write_air, write_still
+
+Figures = dict[str, float]
+
+LASTING_S = 4.0  # of air, that a fault takes at least
+
+
+class Studio:
+    """The clips, made once."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.clip = write_air(folder / "air.ts")
+        self.larger = write_air(folder / "larger.ts", 2, width=320, height=180)
+        self.mpeg4 = write_air(folder / "mpeg4.ts", 3, codec="mpeg4")
+        self.black = write_still(folder / "black.ts", 16)
+        self.frozen = write_still(folder / "frozen.ts")
+        self.sound = write_sound_air(folder / "sound.ts")
+        self.both = write_both(folder / "both.ts")
+
+    @contextmanager
+    def channel(self, name: str, clip: Path | None = None, *, mode: str = "exact") -> Iterator[Story]:
+        """A channel of its own on air, behind a fault proxy, watched and up."""
+        air = Air(clip or self.clip, LENGTH_S)
+        began = time.monotonic()
+        with (
+            on_air(air) as web,
+            FaultProxy(web.port) as proxy,
+            watching(f"http://127.0.0.1:{proxy.port}/{name}.ts", name, mode=mode) as watched,
+        ):
+            watched.wait_for_state("up")
+            start_s = time.monotonic() - began
+            watched.wait_for_more()
+            yield Story(air, proxy, watched, start_s)
+
+
+def write_sound_air(path: Path) -> Path:
+    """Sound alone, in MPEG-TS."""
+    with av.open(str(path), "w") as container:
+        media._write_tone(container, container.add_stream("mp2", rate=16000), float(LENGTH_S))
+    return path
+
+
+def write_both(path: Path) -> Path:
+    """Pictures and sound."""
+    times = [n / FPS for n in range(LENGTH_S * FPS)]
+    pictures = ((t, media.picture(4, t, 160, 90)) for t in times)
+    return media.write_clip(path, pictures, fps=FPS, gop=FPS, b_frames=0, sound=True)
+
+
+class Story:
+    """One channel that something happens to."""
+
+    def __init__(self, air: Air, proxy: FaultProxy, watched: Watching, start_s: float) -> None:
+        self.air, self.proxy, self.watched, self.start_s = air, proxy, watched, start_s
+
+    def after(self, fault: Fault, *states: str) -> Figures:
+        """The fault, the state it leads to, its end, and the recovery in the same epoch with the gap told."""
+        watched, air = self.watched, self.air
+        fell_s = air.at_s
+        self.proxy.fault = fault
+        watched.wait(lambda: watched.source.state in states, " or ".join(states))
+        noticed_s = air.at_s - fell_s
+        # The server begins each connection with a second of the past: a shorter fault may leave no gap at all.
+        watched.wait(lambda: air.at_s - fell_s >= LASTING_S, "the fault lasts")
+        self.proxy.fault = "none"
+        lasted_s, healed_s = air.at_s - fell_s, air.at_s
+        watched.wait_for_state("up")
+        watched.wait_for_more()
+        back_s = air.at_s - healed_s
+        assert len(watched.epochs) == 1, watched.epochs
+        assert watched.holes, "a gap must be told"
+        assert {reason for _, _, reason in watched.holes} == {"reconnect"}
+        assert sum_of(watched, "copywatch_reconnects_total") >= 1
+        missed = sum(n for _, n, _ in watched.holes)
+        assert missed <= lasted_s + back_s + 3
+        return {"noticed_s": noticed_s, "back_s": back_s, "missed_s": missed}
+
+
+def sum_of(watched: Watching, name: str) -> float:
+    """Over all labels but the channel."""
+    return sum(
+        sample.value
+        for family in watched.metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name and sample.labels.get("channel") == watched.source.channel
+    )
