@@ -24,9 +24,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from monitor import __version__
-from monitor.alerting.alerts import ENDED, RETRACTED
+from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.alerting.outbox import History
 from monitor.desk.desk import ALERT_ID, Desk
 from monitor.ingest.clock import rfc3339
@@ -89,10 +90,11 @@ class EvidenceStore:
             return []
         return sorted(path for path in self._folder(alert_id).iterdir() if NAMES.fullmatch(path.name))
 
-    def zip(self, alert_id: str) -> bytes | None:
+    def zip(self, alert_id: str, viewer: ZoneInfo | None = None) -> bytes | None:
         """One archive with all that is known of an alert, and the SHA-256 of each of its files in `manifest.json`.
 
-        None where there is no such alert. Times are in UTC, and it says so.
+        None where there is no such alert. Times are in UTC, and it says so; the manifest also has start and end as the
+        viewer saw them, with the name of his zone.
         """
         if not ALERT_ID.fullmatch(alert_id):
             return None
@@ -106,7 +108,7 @@ class EvidenceStore:
         files["events.json"] = _json([event.as_dict() for event in events])
         files["reviews.json"] = _json([review.as_dict() for review in reviews])
         now = datetime.now(UTC)
-        manifest = {
+        manifest: dict[str, Any] = {
             "alert": alert_id,
             "made_at": rfc3339(now),
             "time_zone": "UTC",
@@ -116,6 +118,8 @@ class EvidenceStore:
                 for name, content in sorted(files.items())
             ],
         }
+        if viewer is not None:
+            manifest["viewer"] = {"time_zone": viewer.key} | (_seen_in(viewer, events[-1].alert) if events else {})
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
             for name, content in [("manifest.json", _json(manifest)), *sorted(files.items())]:
@@ -205,6 +209,15 @@ def too_much(
             total -= one.size_bytes
             leaving[one.alert_id] = "age" if is_old else "quota"
     return leaving
+
+
+def _seen_in(zone: ZoneInfo, alert: Alert) -> dict[str, str | None]:
+    """When it began and ended by the clocks of a zone."""
+    moments = {"started_at": alert.started_at, "ended_at": alert.ended_at}
+    return {
+        name: None if told is None else datetime.fromisoformat(told).astimezone(zone).isoformat()
+        for name, told in moments.items()
+    }
 
 
 def _json(value: object) -> bytes:

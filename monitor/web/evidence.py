@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from fastapi import FastAPI, Path, Response
+from fastapi import FastAPI, Path, Query, Response
 from pydantic import BaseModel, ConfigDict
 
 from monitor.web.alerts import AlertId
-from monitor.web.problems import MAY_FAIL, not_found
+from monitor.web.problems import MAY_FAIL, Problem, not_found
 from monitor.web.station import Station
 
 FileName = Annotated[str, Path(pattern=r"^((air|ref)-(start|middle|end)\.jpg|tile-(start|end)\.png)$")]
@@ -77,10 +78,19 @@ def add_evidence(api: FastAPI, station: Station) -> None:
         return Response(content, media_type="image/png" if file.endswith(".png") else "image/jpeg")
 
     @api.get("/api/v1/alerts/{id}/export", responses=MAY_FAIL | ARCHIVE, response_class=Response, tags=["evidence"])
-    def export_alert(id: AlertId) -> Response:
+    def export_alert(
+        id: AlertId, time_zone: Annotated[str | None, Query(max_length=64, description="The viewer's.")] = None
+    ) -> Response:
         """One archive with all of it and the SHA-256 of each file."""
-        content = station.evidence.zip(id)
+        content = station.evidence.zip(id, None if time_zone is None else _zone(time_zone))
         if content is None:
             raise not_found(f"alert {id}")
         named = {"Content-Disposition": f'attachment; filename="{id}.zip"'}
         return Response(content, media_type="application/zip", headers=named)
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, ZoneInfoNotFoundError):  # names that are paths, folders, or nothing
+        raise Problem(400, "The time zone is not known here; name one like `Europe/Berlin`.") from None

@@ -23,7 +23,8 @@ from reference_db.registration import register
 from tests.studio import Studio
 from tests.web.serving import Client, Serving
 
-PATIENCE_MS = 120_000  # a busy machine; what is waited for comes in a few seconds
+PLACES = ("live", "alerts", "references", "licences")
+PATIENCE_MS = 60_000  # a busy machine; what is waited for comes in a few seconds
 HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'">{{7*7}}"""
 # No network but ours, no GPU, and no sandbox: tests may run as root in a container.
 FLAGS = [
@@ -35,7 +36,7 @@ FLAGS = [
 ]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # no longer than its tests: Playwright has an event loop run in this thread
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     assert chromium, "The dashboard's tests need Chromium; on Debian: sudo apt-get install chromium"
@@ -65,8 +66,14 @@ class Visit:
         )
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("dialog", lambda dialog: self.complaints.append(f"dialog: {dialog.message}"))
+        self._page, self._address = page, address
         page.goto(f"{address}/#/{place}")
         return page
+
+    def show(self, place: str) -> None:
+        """Goes to another place and waits until all of it is there."""
+        self._page.goto(f"{self._address}/#/{place}")
+        self._page.locator(".page[data-shown]").wait_for()
 
     def close(self) -> None:
         for context in self._contexts:

@@ -1,7 +1,7 @@
 // One alert: what aired beside what was registered, both time lines, the matrix that explains it, and the verdict.
 
 import { ask, can, get, part, send } from "./api.js";
-import { chipsOf, DECISIONS, frame, review, scoreMeter, whenOf } from "./alerts.js";
+import { chipsOf, DECISIONS, frame, review, scoreMeter, untilEvidence, whenOf } from "./alerts.js";
 import { button, confirmed, el, field, formDialog, icon, put, toast } from "./dom.js";
 import { licenceFields, licenceOf } from "./licences.js";
 import { ALERTS, on } from "./live.js";
@@ -69,6 +69,7 @@ export async function show(root, { id, signal }) {
   }, { signal });
   draw();
   await drawEvidence();
+  untilEvidence(alert, signal, () => again().catch(() => {}));
 }
 
 function drawVerdict(panel, alert, done) {
@@ -101,7 +102,7 @@ async function save(alert) {
 
 function drawFrames(panel, alert, evidence, sentence) {
   const frames = evidence?.frames ?? [];
-  put(panel, el("h2", "Frames"), !frames.length && el("p.muted", sentence), evidence?.note && el("p.muted", evidence.note),
+  put(panel, el("h2", "Frames"), !frames.length && el("p.muted", sentence), evidence?.note && el("p.muted", `Note: ${evidence.note}.`),
     el("div.frames", frames.map((one) => el("div.frame-pair",
       el("h3", PLACES[one.at] ?? one.at),
       el("div.pair", frame(alert, one.air, `On air ${clock(one.stream_s)}`, one.air ? null : one.note),

@@ -6,6 +6,7 @@ import { ALERTS, on } from "./live.js";
 import { clock, dayBounds, length, moment, withOffset, ZONE } from "./times.js";
 
 const PAGE = 24;
+const NEW_MS = 60000;
 const MOST_IN_A_FILE = 10000;
 export const DECISIONS = [
   ["confirmed", "Confirm", "Confirmed", "c"],
@@ -31,6 +32,12 @@ export async function show(root, { query, signal }) {
       : empty("No alert yet", ["An alert appears here by itself within seconds of a registered video going on air.", "Nothing registered or watched yet? This is all it takes:"],
         ["copywatch refs add film.mp4 --title \"The Film\"", "copywatch channels add channel-5 URL --config copywatch.yaml", "copywatch serve --config copywatch.yaml"]));
   };
+  const make = (alert) => {
+    const card = new Card(alert);
+    cards.set(alert.id, card);
+    untilEvidence(alert, signal, (now) => card.draw(now));
+    return card.element;
+  };
   const load = async (fresh = false) => {
     if (loading) return;
     loading = true;
@@ -41,9 +48,7 @@ export async function show(root, { query, signal }) {
         put(list);
       }
       for (const alert of page.items) {
-        if (cards.has(alert.id)) continue;
-        cards.set(alert.id, new Card(alert));
-        list.append(cards.get(alert.id).element);
+        if (!cards.has(alert.id)) list.append(make(alert));
       }
       cursor = page.next;
       describe();
@@ -55,16 +60,14 @@ export async function show(root, { query, signal }) {
   on(ALERTS, (alert, kind) => {
     const card = cards.get(alert.id);
     if (card) card.draw(alert);
-    else if (kind === "alert.started" || kind === "alert.ended") {
+    else if (kind !== "alert.reviewed" && alert.status !== "retracted") {
       if (!filters.fits(alert)) return;
-      const made = new Card(alert);
-      made.element.classList.add("new");
-      cards.set(alert.id, made);
-      list.prepend(made.element);
+      list.prepend(make(alert));
+      list.firstElementChild.classList.add("new");
       describe();
     }
   }, signal);
-  on(["again"], () => load(true), signal);
+  on(["again"], () => load(true).catch(() => {}), signal);
   addEventListener("shortcut", (event) => shortcut(event.detail, list, cards), { signal });
 
   const save = button("CSV", { sign: "download", title: "All alerts by these filters, times in UTC and in your zone" }, () => saveCsv(filters));
@@ -130,6 +133,17 @@ export async function review(alert, decision, note) {
   } catch (error) {
     toast(error.message, "error");
     return null;
+  }
+}
+
+/** Asks again, a few times, for an alert that is so new that its pictures are still being made. */
+export async function untilEvidence(alert, signal, found) {
+  if (alert.has_evidence || Date.now() - Date.parse(alert.told_at) > NEW_MS) return;
+  for (const wait of [1000, 2000, 4000, 8000, 16000]) {
+    await new Promise((resolve) => setTimeout(resolve, wait));
+    if (signal.aborted) return;
+    const now = await get(`alerts/${part(alert.id)}`, {}, signal).catch(() => alert);
+    if (now.has_evidence) return void found(now);
   }
 }
 

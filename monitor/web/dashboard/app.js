@@ -64,6 +64,7 @@ async function go({ focus = true } = {}) {
   const { signal } = leaving;
   try {
     await show(root, { id, query, signal });
+    root.dataset.shown = "";
   } catch (error) {
     // What could be shown stays.
     if (!signal.aborted) root.append(el("section.empty", { role: "alert" }, el("h2", "This cannot be shown"), el("p", error.message)));
@@ -80,8 +81,12 @@ function showCount() {
 /** The count of open alerts, and the words for who cannot see them appear. */
 async function watchAlerts() {
   const ask = async () => {
-    openAlerts = new Set((await all("alerts", { status: "open" })).map((one) => one.id));
-    showCount();
+    try {
+      openAlerts = new Set((await all("alerts", { status: "open" })).map((one) => one.id));
+      showCount();
+    } catch {
+      // the banner says that the connection is lost
+    }
   };
   on(ALERTS, (one, kind) => {
     if (one.status === "open") openAlerts.add(one.id);
@@ -190,7 +195,7 @@ async function start() {
   }
   showSession();
   addEventListener("hashchange", () => go());
-  listen();
+  await listen();
   go({ focus: false });
   watchAlerts();
 }

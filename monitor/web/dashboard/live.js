@@ -5,9 +5,11 @@ import { ask } from "./api.js";
 
 const SILENCE_MS = 40000;
 const LONGEST_WAIT_MS = 15000;
+const PATIENCE_MS = 3000;
 
 const listeners = new Map(); // kind of event -> functions
 let lastId = null;
+let asked = false; // whether pages have asked for anything yet
 
 /** Calls back for each event of the kinds ("alert.started", "channel", "state", …) until the signal. */
 export function on(kinds, call, signal) {
@@ -21,22 +23,34 @@ export function on(kinds, call, signal) {
 export const ALERTS = ["alert.started", "alert.updated", "alert.ended", "alert.retracted", "alert.reviewed"];
 
 function tell(kind, data) {
-  for (const call of [...(listeners.get(kind) ?? [])]) call(data, kind);
+  for (const call of [...(listeners.get(kind) ?? [])]) {
+    try {
+      call(data, kind);
+    } catch (error) {
+      reportError(error); // a page's fault is not a lost connection
+    }
+  }
 }
 
 /** Listens for ever. "state" is told with {up, since}: since when it is lost, or null. */
-export async function listen() {
+export function listen() {
+  const first = new Promise((resolve) => on(["state"], resolve));
+  keepListening();
+  // Who asks before events come could miss what happens in between, so a page waits for the first word, but not long.
+  return Promise.race([first, new Promise((resolve) => setTimeout(resolve, PATIENCE_MS))]).then(() => (asked = true));
+}
+
+async function keepListening() {
   let since = null;
   for (let wait = 1000; ; wait = Math.min(2 * wait, LONGEST_WAIT_MS)) {
     const stop = new AbortController();
     try {
       const headers = lastId === null ? {} : { "Last-Event-ID": lastId };
       const reply = await ask("events", { headers: { Accept: "text/event-stream", ...headers }, signal: stop.signal });
-      const again = since !== null;
       since = null;
       wait = 500;
       tell("state", { up: true, since });
-      if (again) tell("again"); // pages ask anew: what was missed may be older than what the server still has
+      if (asked) tell("again"); // pages ask anew: what was missed may be older than what the server still has
       await read(reply.body.getReader(), stop);
     } catch {
       // a lost connection: told below

@@ -52,7 +52,7 @@ class Matrix {
     this.readout = el("output.readout", { "aria-live": "polite" }, "Point at a cell, or move through them with the arrow keys.");
     put(stage, this.canvas, el("div.row.between.wrap", this.readout, el("a.small", { href: picture, download: `${tile.name}.png` }, "as a picture")));
     this.stage = stage;
-    this.canvas.addEventListener("pointermove", (event) => this.point(event));
+    for (const kind of ["pointermove", "pointerdown"]) this.canvas.addEventListener(kind, (event) => this.point(event));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
     this.draw();
   }
@@ -60,7 +60,7 @@ class Matrix {
   /** CSS pixels of one cell: never so small that it cannot be seen, never wider than the page. */
   get size() {
     const room = this.stage.clientWidth - LEFT - EDGE;
-    return Math.max(2, Math.min(16, room / this.columns));
+    return Math.max(2, Math.min(24, room / this.columns));
   }
 
   draw() {

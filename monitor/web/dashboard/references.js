@@ -76,10 +76,12 @@ function uploader(jobs, done, signal) {
     try {
       const reply = await upload(isExport ? "references/import" : "references", values, (sent, total) => line.tell(sent, total, `sent ${bytes(sent)} of ${bytes(total)}`));
       line.element.remove();
-      if (isExport) {
+      const job = reply.job ?? (reply.kind ? reply : null); // a small import is done at once
+      if (job) follow(jobs, job, done, signal, video.name);
+      else {
         toast(`${video.name} is imported.`);
         done();
-      } else follow(jobs, reply.job ?? reply, done, signal, video.name);
+      }
     } catch (error) {
       line.fail(error.message);
     }

@@ -21,7 +21,7 @@ function offset(date) {
 
 /** "Europe/Berlin, UTC+01:00": what all times on the page mean. */
 export function zoneName(date = new Date()) {
-  return `${ZONE}, UTC${offset(date)}`;
+  return ZONE === "UTC" ? ZONE : `${ZONE}, UTC${offset(date)}`;
 }
 
 /** A moment as an element: "16 Nov 2026, 09:00:12 CET", or the time alone where the day is today's. */

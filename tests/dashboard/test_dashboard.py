@@ -1,0 +1,192 @@
+"""What a person sees and does, in a real browser, against a running demo: an alert appears, is opened, is confirmed."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from datetime import datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from monitor.demo.media import Media
+from tests import media
+from tests.dashboard.conftest import PATIENCE_MS, PLACES, Demo, Visit
+from tests.web.serving import Client
+
+expect.set_options(timeout=PATIENCE_MS)
+
+
+def first_alert(page: Page, client: Client) -> str:
+    """The id of an alert that is on the page's list, which is waited for."""
+    page.locator(".card").first.wait_for()
+    id = page.locator(".card").last.get_attribute("data-id")
+    assert id
+    assert client.get(f"/alerts/{id}")["channel"] == "demo"
+    return id
+
+
+def test_an_alert_appears_by_itself_is_opened_and_confirmed(demo: Demo, visit: Visit, tmp_path: Path) -> None:
+    page = visit(demo.address, "alerts")
+    expect(page.get_by_role("heading", name="Alerts")).to_be_visible()
+    page.evaluate("window.neverReloaded = true")
+    id = first_alert(page, demo.client)
+    card = page.locator(f'.card[data-id="{id}"]')
+    expect(card.get_by_role("link")).to_have_text(re.compile("Harbour Nights|Clockwork Garden|Paper Planets"))
+    expect(card.locator("img")).to_have_count(2)  # of air and reference, as soon as they are made
+    for picture in card.locator("img").all():
+        expect(picture).not_to_have_js_property("naturalWidth", 0)
+    page.screenshot(path=tmp_path / "alerts.png")
+
+    card.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(re.compile("Harbour Nights|Garden|Planets"))
+    expect(page.locator(".timelines rect.matched").first).to_be_visible()
+    expect(page.locator(".frames img").first).to_be_visible()
+    expect(page.locator(".log li").first).to_contain_text("a copy is on air")
+
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.locator(".panel", has=page.get_by_role("heading", name="Review"))).to_contain_text("Confirmed by")
+    expect(page.get_by_role("button", name="Confirm")).to_have_attribute("aria-pressed", "true")
+    review = demo.client.get(f"/alerts/{id}")["review"]
+    assert (review["decision"], review["by"]) == ("confirmed", "this machine")
+    page.screenshot(path=tmp_path / "alert.png", full_page=True)
+    assert page.evaluate("window.neverReloaded")
+
+
+def test_every_cell_of_the_matrix_can_be_read_by_keyboard(demo: Demo, visit: Visit) -> None:
+    page = visit(demo.address, "alerts")
+    id = first_alert(page, demo.client)
+    page.goto(f"{demo.address}/#/alerts/{id}")
+    canvas = page.locator(".matrix canvas")
+    canvas.focus()
+    page.keyboard.press("ArrowRight")  # goes to the alignment's first cell
+    readout = page.locator(".readout")
+    expect(readout).to_have_text(
+        re.compile(r"Air \S+ and reference \S+: similarity 0\.\d\d, mask [01]\.\d\d, on the alignment")
+    )
+    before = readout.text_content()
+    page.keyboard.press("ArrowDown")
+    expect(readout).not_to_have_text(before or "")
+    tile = demo.client.get(f"/alerts/{id}/evidence")["tiles"][0]
+    row, column = (int(place) for place in tile["path"][0])
+    assert f"similarity {tile['similarity'][row][column]:.2f}, mask {tile['mask'][row][column]:.2f}" in (before or "")
+
+
+def test_the_wall_shows_the_channel_its_newest_picture_and_what_is_on_it(demo: Demo, visit: Visit) -> None:
+    page = visit(demo.address)
+    tile = page.get_by_role("article", name="demo")
+    expect(tile.locator(".state")).to_have_text("On air")
+    picture = tile.get_by_role("img")
+    expect(picture).to_be_visible()
+    assert picture.evaluate("image => image.naturalWidth") > 0
+    shown = picture.get_attribute("src")
+    expect(picture).not_to_have_attribute("src", shown or "")  # a newer one comes by itself
+    expect(tile.locator(".ribbon")).to_be_visible()  # the broadcast goes round, so a copy comes on air
+    tile.locator(".ribbon").first.click()
+    expect(page.get_by_role("heading", name="Time lines")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_has_no_sideways_scroll(demo: Demo, visit: Visit, tmp_path: Path, scheme: str) -> None:
+    page = visit(demo.address, "alerts", width=360, color_scheme=scheme)
+    id = first_alert(page, demo.client)
+    for place in (*PLACES, f"alerts/{id}"):
+        visit.show(place)
+        page.screenshot(path=tmp_path / f"{place.replace('/', '-')}.png", full_page=True)
+        assert (place, page.evaluate("document.documentElement.scrollWidth")) == (place, 360)
+
+
+def test_times_are_in_the_viewer_s_zone_and_name_it(demo: Demo, visit: Visit) -> None:
+    page = visit(demo.address, "alerts", timezone_id="Asia/Tokyo")
+    expect(page.locator("#zone")).to_have_text("Asia/Tokyo, UTC+09:00")
+    id = first_alert(page, demo.client)
+    page.locator(f'.card[data-id="{id}"]').get_by_role("link").click()
+    told = page.locator(".lead time")
+    utc = datetime.fromisoformat(demo.client.get(f"/alerts/{id}")["started_at"])
+    expect(told).to_have_text(re.compile(rf"{utc.astimezone(ZoneInfo('Asia/Tokyo')):%H:%M:%S} (JST|GMT\+9)$"))
+    expect(told).to_have_attribute("title", re.compile(r"Z \(UTC\)$"))
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="Export as zip").click()
+    with zipfile.ZipFile(downloading.value.path()) as archive:
+        manifest = json.loads(archive.read(f"{id}/manifest.json"))
+    assert manifest["viewer"]["time_zone"] == "Asia/Tokyo"
+    assert manifest["viewer"]["started_at"] == utc.astimezone(ZoneInfo("Asia/Tokyo")).isoformat()
+
+
+def test_a_desk_can_work_by_keyboard_alone(demo: Demo, visit: Visit) -> None:
+    page = visit(demo.address, "live")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("g")
+    page.keyboard.press("a")
+    expect(page.get_by_role("heading", name="Alerts", level=1)).to_be_visible()
+    page.locator(".card").first.wait_for()
+    page.keyboard.press("j")
+    focused = page.locator(".card:focus-within")
+    id = focused.get_attribute("data-id")
+    assert focused.locator(".title").evaluate("title => getComputedStyle(title).outlineStyle") == "solid"
+    page.keyboard.press("l")
+    expect(page.locator(f'.card[data-id="{id}"]').get_by_text("Licensed by review")).to_be_visible()
+    assert demo.client.get(f"/alerts/{id}")["review"]["decision"] == "licensed"
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Similarity matrix")).to_be_visible()
+    page.keyboard.press("f")
+    expect(page.locator(".panel", has_text="Review")).to_contain_text("False positive by")
+    expect(page.locator(".head .chips")).to_contain_text("Retracted")
+    page.keyboard.press("c")
+    expect(page.locator(".panel", has_text="Review")).to_contain_text("Confirmed by")
+
+
+def test_filters_are_in_the_address_and_leave_what_fits(demo: Demo, visit: Visit) -> None:
+    page = visit(demo.address, "alerts?min_score=1")
+    expect(page.get_by_role("heading", name="No alert fits these filters")).to_be_visible()
+    page.get_by_role("button", name="Clear").click()
+    page.locator(".card").first.wait_for()
+    page.get_by_label("Channel").select_option("demo")
+    expect(page).to_have_url(re.compile("channel=demo"))
+    page.locator(".card").first.wait_for()
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="CSV").click()
+    head, *lines = Path(downloading.value.path()).read_text().splitlines()
+    assert "started_at_utc,ended_at_utc,started_at_local,ended_at_local,time_zone" in head
+    assert len(lines) == len(demo.client.get("/alerts?channel=demo&limit=200")["items"])
+
+
+def test_a_reference_is_uploaded_judged_excluded_in_part_and_removed(
+    demo: Demo, visit: Visit, made: Media, tmp_path: Path
+) -> None:
+    still = media.write_clip(
+        tmp_path / "still.mp4", ((n / 5, media.picture(3, 0.0, 160, 90)) for n in range(200)), fps=5
+    )
+    page = visit(demo.address, "references")
+    expect(page.locator(".ref")).to_have_count(3)
+    page.get_by_label("Choose a video").set_input_files(still)
+    page.get_by_label("Title").fill("One long still")
+    page.get_by_role("button", name="Register").click()
+    row = page.locator(".ref", has_text="One long still")
+    row.wait_for()
+    expect(row).to_contain_text("40 s")
+    row.locator("summary").click()
+    expect(row.locator(".warnings")).to_contain_text("One picture stands still for 40 s")
+    row.get_by_label("From").fill("5")
+    row.get_by_label("To").fill("12.5")
+    row.get_by_role("button", name="Exclude").click()
+    expect(row.locator(".plain-list")).to_contain_text(re.compile("0:05.0:12"))
+    assert row.locator(".strip .shade").count() == 1
+    page.screenshot(path=tmp_path / "reference.png")
+    (id,) = {one["id"] for one in demo.client.get("/references?q=still")["items"]}
+    assert [(one["start_s"], one["end_s"]) for one in demo.client.get(f"/references/{id}/exclusions")["items"]] == [
+        (5.0, 12.5)
+    ]
+    row.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.locator(".ref")).to_have_count(3)

@@ -1,0 +1,136 @@
+"""What a hostile title, a lost connection, a login and an empty house look like; and that everything can be read."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.dashboard.conftest import HOSTILE, PATIENCE_MS, PLACES, Visit
+from tests.web.serving import Serving
+
+expect.set_options(timeout=PATIENCE_MS)
+
+READABLE = (Path(__file__).parent / "readable.js").read_text()
+
+
+def test_markup_in_a_title_stays_text(hostile: Serving, visit: Visit) -> None:
+    page = visit(hostile.address, "alerts")
+    expect(page.locator(".card .title").first).to_have_text(HOSTILE)
+    page.locator(".card .title").first.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE)
+    expect(page.locator(".timelines .lane").last).to_have_text(f"Reference: {HOSTILE}")
+    page.goto(f"{hostile.address}/#/references")
+    expect(page.locator(".ref-name strong")).to_have_text(HOSTILE)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_the_policy_stops_a_script_that_got_in_all_the_same(hostile: Serving, visit: Visit) -> None:
+    visit.expected = ("This document requires 'Trusted", "Content Security Policy")
+    page = visit(hostile.address)
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    for attempt in (
+        "document.body.innerHTML = '<b>x</b>'",
+        "document.body.setAttribute('onclick', 'window.hacked = 1')",
+        "document.body.append(Object.assign(document.createElement('script'), { text: 'window.hacked = 1' }))",
+    ):
+        assert (
+            page.evaluate(f"() => {{ try {{ {attempt}; return 'done' }} catch {{ return 'refused' }} }}") == "refused"
+        )
+    assert page.evaluate("window.hacked") is None
+
+
+def test_channels_that_need_somebody_come_first_in_words(hostile: Serving, visit: Visit) -> None:
+    page = visit(hostile.address)
+    expect(page.locator(".tile .state")).to_have_text(["Failed", "Ended"])
+    expect(page.locator(".lead")).to_contain_text("1 needs attention")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_has_contrast_and_controls_have_names(hostile: Serving, visit: Visit, scheme: str) -> None:
+    page = visit(hostile.address, color_scheme=scheme)
+    alert = hostile.client().get("/alerts")["items"][0]["id"]
+    for place in (*PLACES, f"alerts/{alert}"):
+        visit.show(place)
+        assert (place, page.evaluate(READABLE)) == (place, [])
+
+
+def test_dark_follows_the_system_until_somebody_chooses(hostile: Serving, visit: Visit) -> None:
+    page = visit(hostile.address, color_scheme="dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(ground)
+    page.get_by_role("button", name="Light colours").click()
+    light = page.evaluate(ground)
+    assert light != dark
+    page.reload()
+    expect(page.get_by_role("button", name="Dark colours")).to_be_visible()
+    assert page.evaluate(ground) == light
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(ground) == light
+
+
+EMPTY = {
+    "live": ("No channel is watched yet", "copywatch channels add"),
+    "alerts": ("No alert yet", "copywatch refs add"),
+    "references": ("Nothing is looked for yet", "copywatch refs add"),
+    "licences": ("No licence is registered", "copywatch licences add"),
+}
+
+
+def test_an_empty_house_says_what_to_type_and_a_lost_connection_since_when(
+    start: Callable[[int], Serving], visit: Visit
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    serving = start(port)
+    page = visit(serving.address)
+    for place, (title, command) in EMPTY.items():
+        page.goto(f"{serving.address}/#/{place}")
+        expect(page.get_by_role("heading", name=title)).to_be_visible()
+        expect(page.locator(".commands")).to_contain_text(command)
+
+    visit.expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
+    serving.kill()
+    banner = page.locator("#banner")
+    expect(banner).to_contain_text("The connection is lost since")
+    start(port)
+    expect(banner).to_be_hidden()
+    expect(page.locator("#connection-words")).to_have_text("Live")
+
+
+def test_where_there_are_tokens_one_is_asked_for(start: Callable[[int], Serving], visit: Visit, tmp_path: Path) -> None:
+    serving = start(0)
+    command = [
+        sys.executable,
+        "-m",
+        "monitor.cli",
+        "tokens",
+        "add",
+        "ada",
+        "--scope",
+        "read",
+        "--data-dir",
+        str(tmp_path / "data"),
+    ]
+    token = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+    visit.expected = ("401 (Unauthorized)",)
+    page = visit(serving.address)
+    dialog = page.get_by_role("dialog", name="Log in")
+    dialog.get_by_label("Token").fill("cw_wrong")
+    dialog.get_by_role("button", name="Log in").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("not known")
+    dialog.get_by_label("Token").fill(token)
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    expect(page.get_by_role("heading", name="No channel is watched yet")).to_be_visible()
+    expect(page.get_by_role("button", name="Add a channel")).to_have_count(0)  # ada may only read
+    assert token not in page.evaluate("document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)")
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("dialog", name="Log in")).to_be_visible()
