@@ -167,6 +167,10 @@ class Metrics:
             "Time since the index in use was last seen to have all of the catalogue; some 1 s while all is well.",
             registry=registry,
         )
+        self.data_free = Gauge(
+            "copywatch_data_free_bytes", "Room that is left on the disk of data_dir.", registry=registry
+        )
+        self.data_size = Gauge("copywatch_data_size_bytes", "Size of the disk of data_dir.", registry=registry)
         self.outbox_up = Gauge(
             "copywatch_outbox_up", "1 while alerts and state can be kept on disk, else 0.", registry=registry
         )

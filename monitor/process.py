@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import shutil
 import signal
 import socket
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import uvicorn
 
@@ -79,6 +82,19 @@ def stop_or_leave(stop: asyncio.Event, number: int) -> None:
     if stop.is_set():
         os._exit(128 + number)
     stop.set()
+
+
+def tell_disk(metrics: Metrics, data_dir: Path) -> None:
+    """Has every scrape look at the room on the disk; unknown where it cannot be asked, which ends no scrape."""
+
+    def usage(which: int) -> float:
+        try:
+            return shutil.disk_usage(data_dir)[which]
+        except OSError:
+            return math.nan
+
+    metrics.data_size.set_function(lambda: usage(0))
+    metrics.data_free.set_function(lambda: usage(2))
 
 
 def note(problems: dict[str, str], what: str, complaint: str | None) -> None:

@@ -30,7 +30,7 @@ from monitor.logs import channel_logs
 from monitor.metrics import Metrics
 from monitor.notify import feed_watchdog, notify
 from monitor.pipeline import Library, Watch, run_stream
-from monitor.process import Server, address_of, listen, note, stop_on_signals
+from monitor.process import Server, address_of, listen, note, stop_on_signals, tell_disk
 from monitor.recovery import Kept
 from monitor.refreshing import follow, tell_index
 from monitor.settings import ChannelSettings, Settings, load_settings
@@ -79,6 +79,7 @@ async def serve(
     if web.probes_port is not None:
         listeners.append(listen(web.probes_host, web.probes_port, "web.probes_port"))
     metrics = Metrics(CollectorRegistry())
+    tell_disk(metrics, settings.data_dir)
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
     keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-WAIT_S = 120.0  # a busy machine; what is waited for comes in a few
+WAIT_S = 60.0  # a busy machine; what is waited for comes in a few
 
 
 def until(is_so: Callable[[], bool], what: Callable[[], object]) -> None:
@@ -90,13 +90,13 @@ class Serve:
         assert status == (503 if problems else 200)
         return problems
 
-    def value(self, name: str, **labels: str) -> float | None:
-        """One sample of /metrics."""
+    def value(self, name: str, **labels: str) -> float:
+        """One sample of /metrics; -1 while there is none."""
         for family in text_string_to_metric_families(self.get("/metrics")[1]):
             for sample in family.samples:
                 if sample.name == name and sample.labels == labels:
                     return sample.value
-        return None
+        return -1.0
 
     def kill(self) -> None:
         self.process.kill()

@@ -1,0 +1,246 @@
+"""The alert rules: right by promtool, about metrics that there are, and fired by real faults of a real `serve`."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import threading
+import timeit
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from monitor.demo.films import Film
+from reference_db.catalog import Catalog
+from reference_db.encoder import IMAGENET_MEAN, IMAGENET_STD, WEIGHTS, FrameEncoder, load_encoder
+from reference_db.registration import register
+from tests import media
+from tests.air import Air, WebServer
+from tests.deploy.queries import ROOT, faults
+from tests.serving import Serve, until
+
+RULES = ROOT / "deploy/prometheus/rules.yml"
+FPS, LENGTH_S = 4, 24
+BY_FAULTS = {
+    "ChannelDown",
+    "IndexStale",
+    "MatchingBehind",
+    "SecondsDropped",
+    "DetectionLatencyHigh",
+    "DeliveryBacklog",
+}
+FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), 30.0)
+OTHER = Film("other", "Other", 88, ("marble", "wheel", "patchwork", "cells"), 3600.0)
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def test_promtool_finds_them_right() -> None:
+    done = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+
+
+def test_each_fires_when_it_should_and_not_before() -> None:
+    written = Path(__file__).parent / "rules_test.yml"
+    tested = {
+        case["alertname"] for test in yaml.safe_load(written.read_text())["tests"] for case in test["alert_rule_test"]
+    }
+    assert tested == {rule["alert"] for rule in rules()}
+    done = subprocess.run(["promtool", "test", "rules", str(written)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_they_ask_for_what_the_code_exports() -> None:
+    assert {rule["alert"]: found for rule in rules() if (found := faults(rule["expr"]))} == {}
+
+
+def test_each_says_what_to_do() -> None:
+    for rule in rules():
+        assert rule["labels"]["severity"] in ("page", "ticket")
+        assert set(rule["annotations"]) == {"summary", "runbook"}
+        labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"] + rule["annotations"]["runbook"]))
+        assert labels <= {"instance", "channel", "sink"}
+        assert "for" in rule
+
+
+# --- fired by real faults ---------------------------------------------------------------------------------------------
+
+
+class Heavy(nn.Module):
+    """The shipped frame encoder as TorchScript, to which a bright picture is very hard work."""
+
+    def __init__(self, network: FrameEncoder, n_rounds: int) -> None:
+        super().__init__()
+        self.network = torch.jit.trace(network, torch.zeros(1, 3, 192, 192))  # type: ignore[no-untyped-call]
+        self.mean = torch.tensor(IMAGENET_MEAN).view(3, 1, 1)
+        self.std = torch.tensor(IMAGENET_STD).view(3, 1, 1)
+        self.n_rounds = n_rounds
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        light = pictures * self.std + self.mean
+        squares = (light * 255.0 - 127.0) / 128.0
+        rows: Tensor = self.network(squares)
+        if bool(light.mean() > 0.5):
+            for _ in range(self.n_rounds):
+                rows = self.network(squares + rows.mean() * 0.0)
+        return rows
+
+
+def write_heavy(path: Path, turn_s: float) -> Path:
+    """Such an encoder, which takes about so long for a bright picture on this machine."""
+    network = FrameEncoder().eval()
+    network.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()})
+    with torch.inference_mode():
+        once_s = min(timeit.repeat(lambda: network(torch.zeros(1, 3, 192, 192)), number=1, repeat=20))
+    torch.jit.script(Heavy(network, round(turn_s / once_s))).save(str(path))  # type: ignore[no-untyped-call]
+    return path
+
+
+def write_air(path: Path, film: Film, *, bright: bool = False) -> Path:
+    """Some seconds of the film, dark or bright."""
+
+    def shown(time_s: float) -> NDArray[np.uint8]:
+        dim = film.picture(time_s) // 3
+        return dim + np.uint8(170) if bright else dim
+
+    times = [n / FPS for n in range(LENGTH_S * FPS)]
+    return media.write_clip(path, ((t, shown(t)) for t in times), fps=FPS, gop=FPS, b_frames=0)
+
+
+@contextmanager
+def on_air(clip: Path, past_s: float = 1.0) -> Iterator[str]:
+    """A live server that begins with some seconds of the past, as relays do; its address. It hangs up when it ends."""
+    air, is_over = Air(clip, LENGTH_S), threading.Event()
+    air._began -= 4 * LENGTH_S  # it has been on air for a while
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        for piece in air.pieces(burst_s=past_s):
+            if is_over.is_set():
+                return
+            request.wfile.write(piece)
+
+    with WebServer(answer) as web:
+        yield f"http://127.0.0.1:{web.port}/x.ts"
+        is_over.set()
+
+
+@dataclass
+class Prometheus:
+    """Debian's, which scrapes and evaluates every second."""
+
+    address: str
+    targets: Path
+
+    def scrape(self, *targets: str) -> None:
+        aside = self.targets.with_suffix(".tmp")
+        aside.write_text(json.dumps([{"targets": list(targets)}]))
+        aside.rename(self.targets)
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.address + path, timeout=20) as reply:
+            return json.loads(reply.read())["data"]
+
+    def firing(self) -> set[str]:
+        return {one["labels"]["alertname"] for one in self.get("/api/v1/alerts")["alerts"] if one["state"] == "firing"}
+
+
+@pytest.fixture
+def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
+    hasty = yaml.safe_load(RULES.read_text())
+    for group in hasty["groups"]:
+        for rule in group["rules"]:
+            rule["for"] = "2s"  # all that is changed
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(hasty))
+    (tmp_path / "prometheus.yml").write_text(
+        f"""
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [rules.yml]
+scrape_configs:
+  - job_name: copywatch
+    file_sd_configs: [{{files: [{tmp_path}/targets.json], refresh_interval: 1s}}]
+"""
+    )
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with (tmp_path / "prometheus.log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                "prometheus",
+                f"--config.file={tmp_path}/prometheus.yml",
+                f"--storage.tsdb.path={tmp_path}/tsdb",
+                f"--web.listen-address=127.0.0.1:{port}",
+            ],
+            stderr=log,
+        )
+    yield Prometheus(f"http://127.0.0.1:{port}", tmp_path / "targets.json")
+    process.kill()
+    process.wait()
+
+
+def test_real_faults_fire_them(prometheus: Prometheus, tmp_path: Path) -> None:
+    encoder = write_heavy(tmp_path / "heavy.pt", turn_s=3.0)
+    film = write_air(tmp_path / "film.ts", FILM)
+    with Catalog.open(tmp_path / "data", write=True) as catalog:
+        register(film, catalog, load_encoder(encoder))
+    other = write_air(tmp_path / "other.ts", OTHER)
+    hard = write_air(tmp_path / "hard.ts", OTHER, bright=True)
+    config = tmp_path / "copywatch.yaml"
+    common = "data_dir: data\nencoder: heavy.pt\nalerting: {output: out/alerts.jsonl}\nweb: {port: 0}\nchannels:\n"
+    with ExitStack() as stack:
+        dying = ExitStack()
+        stack.callback(dying.close)
+        channels = {"dying": dying.enter_context(on_air(other))}
+        channels["steady"] = stack.enter_context(on_air(other))
+        (tmp_path / "out").mkdir()
+
+        def configure() -> None:
+            lines = [f'  - {{name: {name}, url: "{url}", mode: exact}}\n' for name, url in channels.items()]
+            config.write_text(common + "".join(lines))
+
+        configure()
+        serve = stack.enter_context(Serve(config))
+        prometheus.scrape(serve.addresses[0].removeprefix("http://"))
+        for name in channels:
+            until(lambda name=name: serve.value("copywatch_channel_up", channel=name) == 1, lambda: serve.log)  # type: ignore[misc]
+        until(lambda: serve.value("copywatch_frames_processed_total", channel="steady") >= 8, lambda: serve.log)
+        until(lambda: not prometheus.firing() & {"CopywatchAbsent", "CopywatchDown"}, prometheus.firing)
+        assert not prometheus.firing() & BY_FAULTS
+
+        dying.close()  # the server of one channel is gone
+        (tmp_path / "data/catalog.sqlite").write_bytes(b"garbage" * 4096)
+        (tmp_path / "out").rename(tmp_path / "gone")  # the file of alerts has no folder any more
+        # Two channels more than this machine holds: one is hard work, the other airs the film meanwhile.
+        channels["hard"] = stack.enter_context(on_air(hard, past_s=60.0))
+        channels["late"] = stack.enter_context(on_air(film, past_s=40.0))
+        configure()
+        seen: set[str] = set()
+
+        def all_fired() -> bool:
+            seen.update(prometheus.firing())
+            return seen >= BY_FAULTS
+
+        until(all_fired, lambda: (BY_FAULTS - seen, "".join(serve.log[-30:]), serve.get("/metrics")[1]))
+        assert not seen & {"CopywatchDown", "AllChannelsDown", "AlertsNotKept", "DataDiskFull", "ReferencesDamaged"}
+        serve.kill()
+        until(lambda: "CopywatchDown" in prometheus.firing(), prometheus.firing)
+        prometheus.scrape()
+        until(lambda: "CopywatchAbsent" in prometheus.firing(), prometheus.firing)
