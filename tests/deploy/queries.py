@@ -62,10 +62,6 @@ def labels_of(expression: promql.Expr) -> set[str]:
     return set.intersection(*selected) if selected else set()
 
 
-def metrics_of(query: str) -> set[str]:
-    return {str(node.name) for node in _nodes(promql.parse(query)) if isinstance(node, promql.VectorSelector)}
-
-
 def _nodes(expression: promql.Expr) -> list[promql.Expr]:
     """The expression and all that it is made of."""
     nodes: list[promql.Expr] = []
