@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -33,6 +34,7 @@ def fastest(network: nn.Module, example: tuple[Tensor, ...], *, threads: int = 1
 
 def with_openvino(network: nn.Module, example: tuple[Tensor, ...], threads: int = 1) -> Engine | None:
     """By OpenVINO, `threads` inputs at a time; None where it is not installed or cannot be used here."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # importing OpenVINO would report it
     try:
         import openvino
         from openvino.frontend import FrontEndManager

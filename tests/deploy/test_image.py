@@ -1,0 +1,133 @@
+"""The image: its Dockerfile by hadolint, and its very commands as its user, on a read-only tree."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from monitor.demo.films import Film
+from monitor.settings import load_settings
+from tests import media
+from tests.deploy.container import Box, Recipe, first_process
+from tests.deploy.queries import ROOT
+from tests.serving import until
+
+DOCKERFILE = ROOT / "deploy/Dockerfile"
+RECIPE = Recipe(DOCKERFILE)
+FPS = 4
+FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), 24.0)
+
+
+def test_hadolint_finds_nothing() -> None:
+    done = subprocess.run([Path(sys.executable).parent / "hadolint", DOCKERFILE], capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_it_is_not_root_and_says_how_it_is() -> None:
+    assert all(int(number) > 0 for number in RECIPE.word("USER").split(":"))
+    port = RECIPE.environment["COPYWATCH_WEB__PROBES_PORT"]
+    assert f":{port}/readyz" in RECIPE.command("HEALTHCHECK")[-1]
+    assert port in RECIPE.word("EXPOSE").split()
+    assert RECIPE.command("ENTRYPOINT") == ["copywatch"]
+
+
+def test_only_what_the_image_is_made_of_is_sent_to_the_engine() -> None:
+    """Every path that is copied is let through, and nothing else."""
+    allowed = re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.M)
+    copied = [line.split()[1:-1] for line in DOCKERFILE.read_text().splitlines() if re.match(r"COPY (?!--from)", line)]
+    assert sorted(allowed) == sorted(path for paths in copied for path in paths)
+    assert all((ROOT / path).exists() for path in allowed)
+
+
+def test_its_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in RECIPE.environment.items():
+        if name.startswith("COPYWATCH_"):
+            monkeypatch.setenv(name, value)
+    settings = load_settings()
+    assert settings.data_dir == Path("/data")
+    assert settings.web.host == "127.0.0.1"  # the rest is for those who made a token
+
+
+def clean_venv(folder: Path) -> Path:
+    """A new environment with Copywatch installed as the image installs it.
+
+    What it needs is taken from the environment of the tests instead of being installed once more: the versions are the
+    same, by scripts/constraints.txt, and torch alone takes minutes.
+    """
+    venv = folder / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
+    (site,) = venv.glob("lib/python*/site-packages")
+    (site / "needed.pth").write_text(
+        f"{Path(np.__file__).resolve().parent.parent}\n"
+    )  # its own .pth files are not read
+    source = folder / "source"
+    source.mkdir()
+    for path in re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.M):
+        (source / path).parent.mkdir(exist_ok=True)
+        subprocess.run(["cp", "-r", ROOT / path, source / path], check=True)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(venv / "bin/python")]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", str(source)], check=True, env=_without("PYTHONPATH"))
+    script = venv / "bin/copywatch"
+    script.write_text(script.read_text().replace(str(venv), "/opt/copywatch"))  # where it will be
+    return venv
+
+
+def _without(name: str) -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != name}
+
+
+def test_its_commands_run_as_its_user_on_a_read_only_tree(tmp_path: Path) -> None:
+    box = Box(RECIPE, tmp_path / "root", clean_venv(tmp_path), tmp_path / "data", tmp_path / "config")
+    for folder in (box.root, box.data, box.config):
+        folder.mkdir()
+    pictures = [FILM.picture(n / FPS) for n in range(24 * FPS)]
+    for name in ("film.mp4", "air.ts"):
+        media.write_clip(box.data / name, ((n / FPS, one) for n, one in enumerate(pictures)), fps=FPS)
+    (box.config / "copywatch.yaml").write_text(
+        "alerting: {output: /data/alerts.jsonl}\nchannels: [{name: air, url: /data/air.ts, mode: exact}]\n"
+    )
+    user = RECIPE.word("USER")
+    subprocess.run(["chown", "-R", user, box.data], check=True)
+
+    adding = box.start([*RECIPE.command("ENTRYPOINT"), "refs", "add", "/data/film.mp4"])
+    told, _ = adding.communicate(timeout=120)
+    assert adding.returncode == 0, told
+
+    container = box.start([*RECIPE.command("ENTRYPOINT"), *RECIPE.command("CMD")])
+    try:
+        health = RECIPE.command("HEALTHCHECK")
+        until(
+            lambda: box.join(container, health).returncode == 0, lambda: (container.poll(), box.join(container, health))
+        )
+        alerts = box.data / "alerts.jsonl"
+        until(lambda: alerts.exists() and "alert.started" in alerts.read_text(), lambda: list(box.data.iterdir()))
+        assert json.loads(alerts.read_text().splitlines()[0])["reference"] == "film"
+        page = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8080/').status)"
+        assert box.join(container, ["python", "-c", page]).stdout == "200\n"  # the dashboard's files are in the package
+        status = Path(f"/proc/{first_process(container)}/status").read_text()
+        assert re.search(r"^Uid:\s+(\d+)\s+\1\s+\1\s+\1$", status, re.M)[1] == user.split(":")[0]  # type: ignore[index]
+        assert "NoNewPrivs:\t1" in status
+        assert re.findall(r"^Cap\w+:\s+(\w+)$", status, re.M) == ["0" * 16] * 5
+        for place, may in (
+            ("/data", True),
+            ("/tmp", True),
+            ("/", False),
+            ("/opt/copywatch", False),
+            ("/config", False),
+        ):
+            tried = box.join(container, ["python", "-c", f"open('{place}/tried', 'w')"])
+            assert (tried.returncode == 0) is may, place
+        os.kill(first_process(container), signal.SIGTERM)
+        log, _ = container.communicate(timeout=60)
+        assert container.returncode == 0, log
+    finally:
+        container.kill()
+        container.wait()
