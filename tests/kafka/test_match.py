@@ -1,0 +1,147 @@
+"""`match` on a real broker: what a group tells is what one unbroken watch tells, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from PIL import Image
+
+from tests.broker import Broker
+from tests.kafka.fleet import PATIENCE_S, Fleet, Life
+from tests.kafka.test_records import bomb
+from tests.studio import Studio
+
+CHANNELS = ("ch1", "ch2", "ch3", "ch4")
+
+
+@pytest.fixture
+def fleet(broker: Broker, studio: Studio, tmp_path: Path) -> Fleet:
+    return Fleet.new(broker, studio, tmp_path)
+
+
+@pytest.fixture
+def wide_fleet(broker: Broker, studio: Studio, tmp_path: Path) -> Fleet:
+    return Fleet.new(broker, studio, tmp_path, partitions=len(CHANNELS))
+
+
+@pytest.fixture
+def lives() -> Iterator[list[Life]]:
+    """Whatever a test leaves running is ended."""
+    begun: list[Life] = []
+    yield begun
+    for life in begun:
+        life.process.kill()
+        life.process.wait()
+
+
+def test_a_group_loses_a_member_and_no_alert(wide_fleet: Fleet, lives: list[Life]) -> None:
+    fleet = wide_fleet
+    expected = {key: alert for channel in CHANNELS for key, alert in fleet.expected(channel).items()}
+    first, rest = fleet.seconds[:24], fleet.seconds[24:]  # in the middle of the first copy
+    for number, channel in enumerate(CHANNELS):
+        asyncio.run(fleet.write(fleet.records(channel, first), partition=number))
+    lives += [Life(fleet.config()), Life(fleet.config())]
+    asyncio.run(fleet.told_when(lambda told: {one["channel"] for one in told.values()} == set(CHANNELS)))
+    lives[0].end(signal.SIGKILL)
+    for number, channel in enumerate(CHANNELS):
+        asyncio.run(fleet.write([*fleet.records(channel, rest), fleet.end(channel)], partition=number))
+    told = asyncio.run(fleet.told_whole(2 * len(CHANNELS)))
+    assert told == expected
+    assert lives[1].end(signal.SIGTERM) == 0
+
+
+POINTS = ("after-poll", "after-tell", "after-commit", "after-open")
+
+
+def test_killed_at_named_points_what_is_told_in_the_end_is_the_same(fleet: Fleet, lives: list[Life]) -> None:
+    asyncio.run(fleet.write([*fleet.records("ch1", fleet.seconds), fleet.end("ch1")]))
+    config = fleet.config(instance="one")  # a member of this name takes over at once from the one that died
+    for point in POINTS:
+        lives.append(Life(config, point))
+        assert lives[-1].process.wait(PATIENCE_S) == -signal.SIGKILL, lives[-1].log
+    lives.append(Life(config))
+    assert asyncio.run(fleet.told_whole(2)) == fleet.expected("ch1")
+    assert lives[-1].end(signal.SIGTERM) == 0
+
+
+def test_bad_late_and_repeated_records_stop_nothing_and_are_counted(fleet: Fleet) -> None:
+    asyncio.run(_bad_late_and_repeated(fleet))
+
+
+async def _bad_late_and_repeated(fleet: Fleet) -> None:
+    good = fleet.records("ch1", fleet.seconds)
+    picture = io.BytesIO()
+    Image.new("RGB", (320, 180)).save(picture, "JPEG")
+    headers = [("pts_ms", b"1"), ("content-type", b"image/png")]
+    bad: list[dict[str, Any]] = [
+        {"key": b"ch1", "value": b"no picture", "headers": headers},
+        {"key": b"ch1", "value": bomb(), "headers": headers},
+        {"key": None, "value": picture.getvalue(), "headers": headers},
+        {"key": b"ch1", "value": b"\0" * (10 << 20), "headers": headers},
+        {"key": b"ch1", "value": picture.getvalue(), "headers": []},
+    ]
+    mixed = [*good[:20], *bad, good[10], good[19], *good[20:], *good[30:40], fleet.end("ch1")]
+    await fleet.write(mixed)
+    async with fleet.member() as member:
+        assert await fleet.told_whole(2) == fleet.expected("ch1")
+        reasons = ("not_a_picture", "too_many_pixels", "no_key", "too_large", "headers")
+        for reason in reasons:
+            assert await member.value("copywatch_kafka_dead_letters_total", reason=reason) == 1
+        dropped = {
+            reason: await member.value("copywatch_frames_dropped_total", channel="ch1", reason=reason)
+            for reason in ("repeated", "backward")
+        }
+        assert dropped == {"repeated": 1, "backward": 11}
+        assert await member.value("copywatch_frames_processed_total", channel="ch1") == len(good)
+        assert await member.value("copywatch_kafka_lag_records") == 0
+        assert await member.value("copywatch_kafka_up") == 1
+    letters = await fleet.broker._read(f"{fleet.frames}.dlq")
+    assert [(letter.key, letter.value) for letter in letters] == [(one["key"], one["value"]) for one in bad]
+    assert [dict(letter.headers)["copywatch.errors.reason"].decode() for letter in letters] == list(reasons)
+
+
+def test_live_skips_to_now_and_says_so(fleet: Fleet) -> None:
+    asyncio.run(_live_skips(fleet))
+
+
+async def _live_skips(fleet: Fleet) -> None:
+    now_ms = round(time.time() * 1000)
+    old = [{**record, "timestamp_ms": now_ms - 600_000} for record in fleet.records("ch1", range(20))]
+    new = [{**record, "timestamp_ms": now_ms} for record in fleet.records("ch1", fleet.seconds[35:])]
+    await fleet.write([*old, *new, fleet.end("ch1")])
+    async with fleet.member(policy="live") as member:
+        told = await fleet.told_whole(1)
+        assert await member.value("copywatch_kafka_skipped_records_total", reason="live") == len(old)
+        assert await member.value("copywatch_frames_processed_total", channel="ch1") == len(new)
+    assert {alert["reference"] for alert in told.values()} == {"garden"}
+
+
+def test_what_the_broker_deleted_is_a_gap(fleet: Fleet) -> None:
+    asyncio.run(_deleted(fleet))
+
+
+async def _deleted(fleet: Fleet) -> None:
+    await fleet.write(fleet.records("ch1", range(22)))  # the first copy began at 14
+    async with fleet.member() as member:
+        await member.until(22, "copywatch_frames_processed_total", channel="ch1")
+    await fleet.write([*fleet.records("ch1", fleet.seconds[22:]), fleet.end("ch1")])
+    admin = AIOKafkaAdminClient(bootstrap_servers=fleet.broker.address)
+    await admin.start()
+    await admin.delete_records({TopicPartition(fleet.frames, 0): RecordsToDelete(before_offset=25)})
+    await admin.close()
+    async with fleet.member() as member:
+        told = await fleet.told_whole(2)
+        assert await member.value("copywatch_kafka_skipped_records_total", reason="expired") == 3
+    (ended,) = (one for one in told.values() if one["type"] == "alert.ended" and one["reference"] == "harbour")
+    assert ended["gaps"] == [{"at": 22, "seconds": 3, "reason": "expired"}]
+    (started,) = (one for one in told.values() if one["type"] == "alert.started" and one["reference"] == "harbour")
+    assert started["id"] == ended["id"]
