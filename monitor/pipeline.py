@@ -416,16 +416,21 @@ async def _deliver(
     channel: str, outcomes: asyncio.Queue[Outcome | None], deliveries: Deliveries, metrics: Metrics
 ) -> None:
     while (outcome := await outcomes.get()) is not None:
-        for alert in outcome.alerts:
-            metrics.alert_told(channel, alert.type, alert.licence)
-            if alert.type == STARTED:
-                waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
-                metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)
+        count_news(channel, outcome, metrics)
         if outcome.alerts or outcome.snapshot is not None:
             await deliveries.put(Letter(channel, outcome.alerts, outcome.snapshot))
         delay_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
         for _ in outcome.alerts:
             metrics.alert_delay.observe(delay_s)
+
+
+def count_news(channel: str, outcome: Outcome, metrics: Metrics) -> None:
+    """Counts the alerts of an outcome, just before they are told."""
+    for alert in outcome.alerts:
+        metrics.alert_told(channel, alert.type, alert.licence)
+        if alert.type == STARTED:
+            waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
+            metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)
 
 
 def check_file(

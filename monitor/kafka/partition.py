@@ -27,7 +27,7 @@ from aiokafka import AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from aiokafka.structs import OffsetAndMetadata
 
-from monitor.alerting.alerts import STARTED, Alert
+from monitor.alerting.alerts import Alert
 from monitor.errors import MonitorError
 from monitor.kafka.broker import (
     FIRST_RETRY_S,
@@ -42,7 +42,7 @@ from monitor.kafka.channel import Channel, Works
 from monitor.kafka.records import MS, BadRecord, FrameRecord, KafkaRecord, Shown, dead_letter, read
 from monitor.kafka.state import OFFSET_KEY, Kept, offset_value, read_kept
 from monitor.logs import channel_logs
-from monitor.pipeline import KEEP_EVERY_S, SILENCE_S, Outcome
+from monitor.pipeline import KEEP_EVERY_S, SILENCE_S, Outcome, count_news
 
 logger = logging.getLogger(__name__)
 
@@ -235,10 +235,15 @@ class Partition:
                 self._dead.append((record, one))
             else:
                 by_channel.setdefault(one.channel, []).append(one)
-        for outcomes in await asyncio.gather(*(self._follow(name, ones) for name, ones in by_channel.items())):
+        for name, outcomes in zip(
+            by_channel, await asyncio.gather(*(self._follow(*one) for one in by_channel.items())), strict=True
+        ):
             for outcome in outcomes:
-                self._count(outcome)
-                self._alerts += [(alert, outcome.arrived_at) for alert in outcome.alerts]
+                self._hear(name, outcome)
+
+    def _hear(self, channel: str, outcome: Outcome) -> None:
+        count_news(channel, outcome, self._works.metrics)
+        self._alerts += [(alert, outcome.arrived_at) for alert in outcome.alerts]
 
     async def _follow(self, name: str, records: list[FrameRecord]) -> list[Outcome]:
         """What one channel's records led to, one after the other."""
@@ -270,8 +275,7 @@ class Partition:
                 self._works.metrics.forget(channel.name)
                 del self._channels[channel.name]
             elif channel.is_on_air and silent_s > SILENCE_S and (outcome := await channel.end()) is not None:
-                self._count(outcome)
-                self._alerts += [(alert, outcome.arrived_at) for alert in outcome.alerts]
+                self._hear(channel.name, outcome)
 
     async def _look_ahead(self) -> None:
         """Skips to now where the oldest record that waits is too old."""
@@ -291,14 +295,6 @@ class Partition:
         self._empty()
         self.next_offset = self.want = offset
         self._skip = None
-
-    def _count(self, outcome: Outcome) -> None:
-        metrics = self._works.metrics
-        for alert in outcome.alerts:
-            metrics.alert_told(alert.channel, alert.type, alert.licence)
-            if alert.type == STARTED:
-                waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
-                metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)
 
     # --- what came of it ---------------------------------------------------------------------------------------------
 
