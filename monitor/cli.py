@@ -160,7 +160,8 @@ def _write_lines(path: Path, values: Iterable[object]) -> None:
 def serve(context: typer.Context, config_file: ConfigOption = None, data_dir: DataDirOption = None) -> None:
     """Watch every configured channel until told to stop."""
     settings = settings_of(context, config_file, data_dir)
-    if not settings.channels and not (config_file or context.obj[0]):  # a file may get its channels while it is served
+    has_file = config_file or context.obj[0]  # which may get its channels while it is served
+    if not (settings.channels or has_file or settings.kafka.follow_alerts):
         raise ConfigError(
             "no channel is configured; add `channels:` with a name and a url to the file given by --config."
         )

@@ -36,7 +36,8 @@ async def answering(web: WebSettings, metrics: Metrics, health: Health) -> Async
     if web.probes_port is not None:
         listeners.append(listen(web.probes_host, web.probes_port, "web.probes_port"))
     app = create_probes(metrics.registry, health)
-    servers = [Server(uvicorn.Config(app, log_config=None, lifespan="off")) for _ in listeners]
+    quiet = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
+    servers = [Server(quiet) for _ in listeners]
     async with asyncio.TaskGroup() as tasks:
         for server, listener in zip(servers, listeners, strict=True):
             tasks.create_task(server.serve([listener]))

@@ -63,9 +63,13 @@ class Kept:
         alerts += self._ended(channel, known, "state lost")
         return Letter(channel, alerts, kept)
 
-    def left_over(self, channels: Collection[str]) -> list[Letter]:
-        """The end of what is open on channels that are no longer watched, and of their snapshots."""
-        gone = (self.snapshots.keys() | self.open_alerts.keys()) - set(channels)
+    def left_over(self, channels: Collection[str], *, in_a_fleet: bool = False) -> list[Letter]:
+        """The end of what is open on channels that are no longer watched, and of their snapshots.
+
+        In a fleet, channels without a snapshot are watched by others.
+        """
+        known = self.snapshots.keys() if in_a_fleet else self.snapshots.keys() | self.open_alerts.keys()
+        gone = known - set(channels)
         return [Letter(channel, self._ended(channel, (), "channel removed"), forget=True) for channel in sorted(gone)]
 
     def _ended(self, channel: str, known: Collection[str], reason: str) -> list[Alert]:

@@ -26,6 +26,7 @@ from monitor.heartbeat import beat
 from monitor.ingest.glimpses import Glimpses
 from monitor.ingest.live import LiveSource
 from monitor.ingest.sources import FileSource, Source
+from monitor.kafka.fleet import KafkaSink, follow_alerts
 from monitor.logs import channel_logs
 from monitor.metrics import Metrics
 from monitor.notify import feed_watchdog, notify
@@ -33,7 +34,7 @@ from monitor.pipeline import Library, Watch, run_stream
 from monitor.process import Server, address_of, listen, note, stop_on_signals, tell_disk
 from monitor.recovery import Kept
 from monitor.refreshing import follow, tell_index
-from monitor.settings import ChannelSettings, Settings, load_settings
+from monitor.settings import ChannelSettings, KafkaSettings, Settings, load_settings
 from monitor.web.api import Web
 from monitor.web.auth import check_exposure
 from monitor.web.probes import create_probes
@@ -91,6 +92,9 @@ async def serve(
         sinks["file"] = JsonLinesSink(settings.alerting.output)
     if on_alert is not None:
         sinks["callback"] = CallbackSink(on_alert)
+    fleet = _fleet_sink(settings.kafka)
+    if fleet is not None:
+        sinks["kafka"] = fleet
     compute, glimpses = Compute(models, metrics), Glimpses()
     evidence = keeper_of(settings, models.net, metrics, lambda: library.rules)
     outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
@@ -131,7 +135,7 @@ async def serve(
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            roster = Roster(tasks, watch, metrics)
+            roster, following = Roster(tasks, watch, metrics), list[asyncio.Task[None]]()
             posting = tasks.create_task(post.run())
             for server, listener in zip(servers, listeners, strict=True):
                 tasks.create_task(server.serve([listener]))
@@ -142,7 +146,11 @@ async def serve(
             facing = tasks.create_task(face.run())
             await roster.update(settings.channels)
             reloading = tasks.create_task(reload(config, settings.data_dir, roster))
-            for letter in kept.left_over([channel.name for channel in settings.channels]):
+            if settings.kafka.follow_alerts:
+                complain = partial(note, problems, "kafka")
+                following.append(tasks.create_task(follow_alerts(settings.kafka, post, metrics, complain)))
+            watched = [channel.name for channel in settings.channels]
+            for letter in kept.left_over(watched, in_a_fleet=settings.kafka.follow_alerts):
                 await post.put(letter)
             address, *_ = addresses = [address_of(listener) for listener in listeners]
             n_references = len(library.index.references)
@@ -157,7 +165,8 @@ async def serve(
                 on_ready(address)
             await stop.wait()
             notify("STOPPING=1")
-            reloading.cancel()
+            for task in (reloading, *following):
+                task.cancel()
             await roster.update([])
             refreshing.cancel()
             heeding.cancel()
@@ -169,6 +178,8 @@ async def serve(
             feeding.cancel()
             for server in servers:
                 server.should_exit = True
+        if fleet is not None:
+            await fleet.close()
     finally:
         compute.close()
         if evidence is not None:
@@ -244,6 +255,12 @@ def _mark(config: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def _fleet_sink(kafka: KafkaSettings) -> KafkaSink | None:
+    if kafka.follow_alerts and kafka.publish_alerts:
+        raise ConfigError("kafka.follow_alerts and kafka.publish_alerts would tell every alert twice; set one of them.")
+    return KafkaSink(kafka, asyncio.get_running_loop()) if kafka.publish_alerts else None
 
 
 async def _recover(kept: Kept, source: Source, watch: Watch, post: Post, metrics: Metrics) -> None:

@@ -21,6 +21,7 @@ from reference_db.addresses import redact_url, shown
 
 app = typer.Typer(no_args_is_help=True, help="The broadcasts that are watched.")
 
+KafkaOption = Annotated[bool, typer.Option("--kafka", help="In the topic that `ingest --shared` reads, not the file.")]
 TEST_S = 10.0  # some key pictures come in that time
 ASK_S = 1.0
 
@@ -35,11 +36,19 @@ def add(
         list[str] | None,
         typer.Option(metavar="HOST", help="Private host or network it may lead to; may be given often."),
     ] = None,
+    shared: KafkaOption = False,
     config_file: ConfigOption = None,
 ) -> None:
     """Add a channel to the configuration; a running `serve` starts it within seconds."""
-    config = _named(context, config_file)
     channel = _channel(name, _read(url), mode, allow or [])
+    if shared:
+        from monitor.kafka.sharing import put_channel, refuse_files
+
+        refuse_files(channel)
+        asyncio.run(put_channel(settings_of(context, config_file).kafka, name, channel))
+        typer.echo(f"shared: {channel.name} ({shown(channel.url)})")
+        return
+    config = _named(context, config_file)
     from monitor.config_file import add_channel
 
     add_channel(config, channel)
@@ -47,13 +56,20 @@ def add(
 
 
 @app.command("list")
-def list_channels(context: typer.Context, config_file: ConfigOption = None, as_json: JsonOption = False) -> None:
+def list_channels(
+    context: typer.Context, shared: KafkaOption = False, config_file: ConfigOption = None, as_json: JsonOption = False
+) -> None:
     """List the channels and, while `serve` runs, the state of each."""
     settings = settings_of(context, config_file)
     states = _states(settings)
+    channels = settings.channels
+    if shared:
+        from monitor.kafka.sharing import shared_channels
+
+        channels = asyncio.run(shared_channels(settings.kafka))
     found = [
         {"name": one.name, "state": states.get(one.name), "mode": one.mode, "url": redact_url(one.url)}
-        for one in settings.channels
+        for one in channels
     ]
     if as_json:
         print_json(found)
@@ -65,11 +81,18 @@ def list_channels(context: typer.Context, config_file: ConfigOption = None, as_j
 def remove(
     context: typer.Context,
     names: Annotated[list[str], typer.Argument(metavar="NAME...")],
+    shared: KafkaOption = False,
     config_file: ConfigOption = None,
 ) -> None:
     """Remove channels from the configuration; a running `serve` ends them, with the last word on their alerts."""
     from monitor.config_file import remove_channel
 
+    if shared:
+        from monitor.kafka.sharing import remove_channels
+
+        asyncio.run(remove_channels(settings_of(context, config_file).kafka, names))
+        typer.echo(f"removed: {', '.join(names)}")
+        return
     config = _named(context, config_file)
     for name in names:
         remove_channel(config, name)

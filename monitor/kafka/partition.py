@@ -13,7 +13,6 @@ Any fault is answered in one way: all that is in memory is dropped, and the part
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections import deque
@@ -39,6 +38,7 @@ from monitor.kafka.broker import (
     put_away,
 )
 from monitor.kafka.channel import Channel, Works
+from monitor.kafka.fleet import alert_record
 from monitor.kafka.records import MS, BadRecord, FrameRecord, KafkaRecord, Shown, dead_letter, read
 from monitor.kafka.state import OFFSET_KEY, Kept, offset_value, read_kept
 from monitor.logs import channel_logs
@@ -323,15 +323,7 @@ class Partition:
         self._works.metrics.stage_duration.labels("keep").observe(took_s)
 
     async def _tell(self, producer: AIOKafkaProducer) -> None:
-        sent = [
-            await producer.send(
-                self._kafka.alerts,
-                json.dumps(alert.as_dict(), ensure_ascii=False).encode(),
-                key=alert.channel.encode(),
-                headers=[("id", alert.id.encode()), ("type", alert.type.encode())],
-            )
-            for alert, _ in self._alerts
-        ]
+        sent = [await producer.send(self._kafka.alerts, **alert_record(alert)) for alert, _ in self._alerts]
         for record, bad in self._dead:
             letter = dead_letter(record, bad)
             if self._has_bare_letters:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
@@ -18,7 +18,7 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import KafkaError
 from pydantic import ValidationError
 
-from monitor.errors import Unreachable
+from monitor.errors import ConfigError, Unreachable
 from monitor.kafka.broker import (
     ANSWER_S,
     FIRST_RETRY_S,
@@ -141,9 +141,29 @@ async def _is_at_end(consumer: AIOKafkaConsumer) -> bool:
 def parsed(name: str, value: bytes) -> ChannelSettings:
     """The channel of a record; ValidationError or ValueError where it is none, or would open a file of ours."""
     channel = ChannelSettings.model_validate_json(value)
-    if channel.name != name or "://" not in channel.url or channel.url.startswith("file:"):
+    if channel.name != name or _is_file(channel):
         raise ValueError("expected a network address and the channel's name as key")
     return channel
+
+
+def _is_file(channel: ChannelSettings) -> bool:
+    return "://" not in channel.url or channel.url.lower().startswith("file:")
+
+
+def refuse_files(channel: ChannelSettings) -> None:
+    """Raises ConfigError: a file is here, and who watches the channel is elsewhere."""
+    if _is_file(channel):
+        raise ConfigError("a channel that is shared needs a network address, not a file.")
+
+
+async def remove_channels(kafka: KafkaSettings, names: Sequence[str]) -> None:
+    """Takes channels out of the topic. Raises ConfigError where one is not in it, and removes none then."""
+    there = {channel.name for channel in await shared_channels(kafka)}
+    for name in names:
+        if name not in there:
+            raise ConfigError(f"no channel {name} is shared; `copywatch channels list --kafka` shows those that are.")
+    for name in names:
+        await put_channel(kafka, name, None)
 
 
 def written(channel: ChannelSettings) -> bytes:

@@ -46,15 +46,16 @@ async def read_kept(settings: KafkaSettings, frames: TopicPartition) -> Kept:
         auto_offset_reset="earliest",
         request_timeout_ms=int(ANSWER_S * 1000),
         max_partition_fetch_bytes=16 << 20,
+        fetch_max_wait_ms=SLACK_MS,
     )
     try:
         async with asyncio.timeout(READ_S):
             await consumer.start()
             await _made_sure(settings, state)
-            consumer.assign([state])
             kept.first = (await consumer.beginning_offsets([frames]))[frames]
             kept.end = (await consumer.end_offsets([frames]))[frames]
             end = (await consumer.end_offsets([state]))[state]
+            consumer.assign([state])  # last: a broker answers a connection's questions in order, and a fetch waits
             await consumer.seek_to_beginning(state)
             while await consumer.position(state) < end:
                 for record in (await consumer.getmany(state, timeout_ms=SLACK_MS)).get(state, []):
