@@ -6,6 +6,7 @@ line shows up in the process list while the command runs: `-` takes it from stdi
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import urllib.request
 from pathlib import Path

@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
@@ -19,7 +18,7 @@ from aiokafka.errors import KafkaError
 from monitor.alerting.alerts import Alert
 from monitor.alerting.outbox import Letter
 from monitor.errors import Unreachable
-from monitor.kafka.broker import ANSWER_S, FIRST_RETRY_S, LAST_RETRY_S, connection, ensure_topics, in_words
+from monitor.kafka.broker import ANSWER_S, FIRST_RETRY_S, LAST_RETRY_S, connection, ensure_topics, in_words, put_away
 from monitor.kafka.records import MS
 from monitor.metrics import Metrics
 from monitor.pipeline import Deliveries
@@ -72,8 +71,7 @@ async def follow_alerts(
             complain(f"the fleet's alerts cannot be read ({in_words(error)})")
         finally:
             if consumer is not None:
-                with suppress(Exception):  # a broker that is away must not keep us
-                    await asyncio.wait_for(consumer.stop(), ANSWER_S)
+                await put_away(consumer)
         await asyncio.sleep(retry_s)
         retry_s = min(2 * retry_s, LAST_RETRY_S)
 
@@ -121,5 +119,4 @@ class KafkaSink:
         """Lets go of the client; the next alert makes another."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            with suppress(Exception):
-                await asyncio.wait_for(producer.stop(), ANSWER_S)
+            await put_away(producer)

@@ -90,7 +90,6 @@ async def match(
             notify("READY=1", f"STATUS=matching against {len(library.index.references)} references")
             if on_ready is not None:
                 on_ready(address)
-            heeding = tasks.create_task(follow_desk(settings.data_dir, library, metrics, problems))
             await member.run()
             refreshing.cancel()
             heeding.cancel()
