@@ -37,6 +37,7 @@ from tests.planted_fleet import (
 PARTITIONS = 4
 MEMBERS = 2
 ROUND_S = 600.0  # that a trial may take
+LONG_AWAY, AWAY_S = 3, 70.0  # which fault of a broker lasts, and for how long
 HANDOVER_S = 5.0  # that channels may take to change hands, beyond the session's time-out
 
 Say = Callable[[str], None]
@@ -187,7 +188,27 @@ def broker_faults(stage: Stage, seed: int, n_faults: int) -> Trial:
             else:
                 stage.broker.stop()
                 trial.broker_restarts += 1
+            if n == LONG_AWAY:
+                time.sleep(AWAY_S)  # until every client has given up and is made anew
             stage.broker.start()
+        _finish(crew)
+    trial.difference = compare(stage.unbroken, fleet.told())
+    return trial
+
+
+def zombie_and_broker(stage: Stage, seed: int) -> Trial:
+    """A member sleeps, and wakes up to a broker that was killed and began anew meanwhile."""
+    rng, trial = random.Random(seed), Trial(seed, zombies=1, broker_kills=1)
+    fleet = stage.fleet(f"both-{seed}")
+    with members(fleet) as crew:
+        crew.begin(MEMBERS)
+        _wait_for_work(crew, rng)
+        sleeper = crew.members[rng.choice(sorted(crew.members))]
+        sleeper.send(signal.SIGSTOP)
+        time.sleep(fleet.session_s * 1.3)  # it sleeps for longer than the broker waits for it
+        stage.broker.kill()
+        stage.broker.start()
+        sleeper.send(signal.SIGCONT)
         _finish(crew)
     trial.difference = compare(stage.unbroken, fleet.told())
     return trial
