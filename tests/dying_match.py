@@ -1,7 +1,8 @@
-"""`copywatch match` that is killed by SIGKILL at a named point of its own code, wrapped here.
+"""`copywatch match` that is killed by SIGKILL at a named point: python -m tests.dying_match POINT COUNT ARGUMENTS...
 
-What runs up to the point is what runs in production, and then the process is gone, with no chance to tidy up. WRONG has
-matchers that are broken on purpose: a comparison that does not notice them notices nothing.
+The point is in the monitor's own code, wrapped here: what runs up to it is what runs in production, and then the
+process is gone, with no chance to tidy up. WRONG has matchers that are broken on purpose: a comparison that does not
+notice them notices nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from pathlib import Path
@@ -20,24 +22,9 @@ from monitor.kafka.channel import Channel
 from monitor.kafka.matching import Member
 from monitor.kafka.partition import Partition
 from monitor.pipeline import Watch
+from tests.dying_serve import counted, die
 
 IsNow = Callable[[], bool]
-
-
-def counted(count: int) -> IsNow:
-    """True at the count-th call, and from then on."""
-    left = count
-
-    def is_now() -> bool:
-        nonlocal left
-        left -= 1
-        return left <= 0
-
-    return is_now
-
-
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def around(
@@ -92,7 +79,7 @@ POINTS: dict[str, Callable[[IsNow], None]] = {
     "before the snapshot": around(Partition, "_save", after=False),
     "after the snapshot": around(Partition, "_save", after=True),
     "all written, before the commit": around(Partition, "_move", after=True),
-    "after the commit": around(Partition, "_keep", after=True),
+    "after the commit": around(Partition, "_keep", after=True, only_if=_has_alerts),
     "on revoke": around(Member, "on_partitions_revoked", after=False),
     "revoked": around(Member, "on_partitions_revoked", after=True),
     "on assign": around(Member, "on_partitions_assigned", after=False),
@@ -137,4 +124,11 @@ def live(arguments: list[str], log: str, point: str, count: int, wrong: str) -> 
         WRONG[wrong](counted(1))
     if point:
         POINTS[point](counted(count))
+    cli.main(arguments)
+
+
+if __name__ == "__main__":
+    point, count, *arguments = sys.argv[1:]
+    if point != "none":
+        POINTS[point](counted(int(count)))
     cli.main(arguments)

@@ -193,7 +193,7 @@ class Life:
 
     def __init__(self, config: Path, point: str = "none", count: int = 1) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kafka.dying_match", point, str(count), "match", "--config", str(config)],
+            [sys.executable, "-m", "tests.dying_match", point, str(count), "match", "--config", str(config)],
             stderr=subprocess.PIPE,
             text=True,
             env={name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")},

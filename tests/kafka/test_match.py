@@ -59,7 +59,7 @@ def test_a_group_loses_a_member_and_no_alert(wide_fleet: Fleet, lives: list[Life
     assert lives[1].end(signal.SIGTERM) == 0
 
 
-POINTS = ("after-poll", "after-tell", "after-commit")
+POINTS = ("after poll", "alert written, before the snapshot", "after the commit")
 
 
 def test_killed_at_named_points_what_is_told_in_the_end_is_the_same(fleet: Fleet, lives: list[Life]) -> None:
