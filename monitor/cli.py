@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from monitor import __version__
-from monitor.commands import alerts, channels, desk, fleet, refs, tokens
+from monitor.commands import alerts, channels, desk, fleet, refs, tokens, webhooks
 from monitor.commands.terminal import (
     CONFIG,
     FAILED,
@@ -50,6 +50,7 @@ app.add_typer(channels.app, name="channels")
 app.add_typer(alerts.app, name="alerts")
 app.add_typer(desk.app, name="licences")
 app.add_typer(tokens.app, name="tokens")
+app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(config, name="config")
 app.command()(fleet.ingest)
 app.command()(fleet.match)

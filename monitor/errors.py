@@ -11,6 +11,10 @@ MonitorError
 │   ├── DeskRefused    what was asked for cannot be
 │   ├── NotOnDesk      there is no such thing
 │   └── DeskFailed     the disk does not keep it, or cannot be read
+├── WebhookError       who is told over the web
+│   ├── WebhookRefused what was asked for cannot be
+│   ├── NoSuchWebhook  there is no such thing
+│   └── WebhooksFailed the disk does not keep it, or cannot be read
 ├── JobsFailed         uploads cannot be kept on disk until they are registered
 └── Unreachable        an address that does not answer: exit 4
 """
@@ -48,6 +52,22 @@ class SnapshotRefused(MonitorError):
     def __init__(self, reason: str, notes: dict[str, Any] | None = None) -> None:
         super().__init__(f"the kept state cannot be used: {reason}")
         self.notes = notes
+
+
+class WebhookError(MonitorError):
+    """The root of what goes wrong with webhooks."""
+
+
+class WebhookRefused(WebhookError):
+    """An address or an event that cannot be."""
+
+
+class NoSuchWebhook(WebhookError):
+    """There is no such webhook or delivery."""
+
+
+class WebhooksFailed(WebhookError):
+    """What is owed to webhooks cannot be kept on disk, or read from it."""
 
 
 class JobsFailed(MonitorError):

@@ -242,6 +242,15 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.webhook_deliveries = Counter(
+            "copywatch_webhook_deliveries_total",
+            "Tries to deliver a message to a webhook, by what came of it: taken, failed.",
+            ["result"],
+            registry=registry,
+        )
+        self.webhooks_waiting = Gauge(
+            "copywatch_webhook_waiting_messages", "Messages that webhooks have not taken yet.", registry=registry
+        )
         self.build_info = Gauge(
             "copywatch_build_info", "Always 1; the labels say what runs.", ["version", "model"], registry=registry
         )

@@ -167,6 +167,14 @@ class WebSettings(_Section):
     )
 
 
+class WebhookSettings(_Section):
+    """Whom alerts are posted to; the addresses themselves are made by `copywatch webhooks`."""
+
+    allow: tuple[str, ...] = Field(
+        default=(), description="Private hosts or networks that webhooks may be at; public ones always may."
+    )
+
+
 class LoggingSettings(_Section):
     """What is written to stderr."""
 
@@ -260,6 +268,7 @@ class Settings(BaseSettings):
     alerting: AlertingSettings = AlertingSettings()
     evidence: EvidenceSettings = EvidenceSettings()
     web: WebSettings = WebSettings()
+    webhooks: WebhookSettings = WebhookSettings()
     logging: LoggingSettings = LoggingSettings()
     compute: ComputeSettings = ComputeSettings()
     kafka: KafkaSettings = KafkaSettings()

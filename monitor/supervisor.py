@@ -17,6 +17,7 @@ from monitor.alerting.alerts import Alert
 from monitor.alerting.outbox import Outbox
 from monitor.alerting.post import Post
 from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
+from monitor.alerting.webhooks import Webhooks, WebhookSink
 from monitor.compute import Compute, load_models
 from monitor.desk.following import follow_desk, rules_at_start
 from monitor.errors import ConfigError
@@ -90,6 +91,7 @@ async def serve(
     sinks: dict[str, Sink] = {"log": CallbackSink(_log)}
     if settings.alerting.output:
         sinks["file"] = JsonLinesSink(settings.alerting.output)
+    sinks["webhooks"] = WebhookSink(Webhooks(settings.data_dir))
     if on_alert is not None:
         sinks["callback"] = CallbackSink(on_alert)
     fleet = _fleet_sink(settings.kafka)

@@ -8,6 +8,8 @@ import asyncio
 from fastapi import FastAPI
 
 from monitor import __version__
+from monitor.alerting.courier import Courier
+from monitor.alerting.webhooks import Webhooks
 from monitor.web.alerts import add_alerts
 from monitor.web.auth import Gatekeeper
 from monitor.web.board import Board
@@ -25,6 +27,7 @@ from monitor.web.station import Station
 from monitor.web.system import add_session, add_system
 from monitor.web.tokens import Tokens
 from monitor.web.uploads import add_jobs, add_uploads
+from monitor.web.webhooks import add_webhooks
 
 
 class Web:
@@ -46,6 +49,16 @@ class Web:
         add_alerts(self.app, station)
         add_evidence(self.app, station)
         add_licences(self.app, station)
+        settings, webhooks = station.settings, Webhooks(station.settings.data_dir)
+        self.courier = Courier(
+            webhooks,
+            station.history,
+            station.desk,
+            station.metrics,
+            settings.webhooks.allow,
+            settings.alerting.keep_days,
+        )
+        add_webhooks(self.app, self.courier)
         add_events(self.app, self.events)
         add_dashboard(self.app)
         tell_problems(self.app)
@@ -55,3 +68,4 @@ class Web:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.events.run())
             tasks.create_task(self.registrar.run())
+            tasks.create_task(self.courier.run())

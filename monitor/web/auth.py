@@ -64,6 +64,13 @@ SCOPES: dict[tuple[str, str], Scope | None] = {
     ("GET", "/api/v1/licences"): "read",
     ("POST", "/api/v1/licences"): "write",
     ("DELETE", "/api/v1/licences/{id}"): "write",
+    ("GET", "/api/v1/webhooks"): "admin",
+    ("POST", "/api/v1/webhooks"): "admin",
+    ("DELETE", "/api/v1/webhooks/{id}"): "admin",
+    ("POST", "/api/v1/webhooks/{id}/test"): "admin",
+    ("POST", "/api/v1/webhooks/{id}/enable"): "admin",
+    ("GET", "/api/v1/webhooks/{id}/deliveries"): "admin",
+    ("POST", "/api/v1/webhooks/{id}/deliveries/{d}/replay"): "admin",
     ("GET", "/api/v1/events"): "read",
 }
 

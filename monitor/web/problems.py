@@ -17,9 +17,12 @@ from monitor.errors import (
     DeskRefused,
     JobsFailed,
     MonitorError,
+    NoSuchWebhook,
     NotOnDesk,
     OutboxFailed,
     Unreachable,
+    WebhookRefused,
+    WebhooksFailed,
 )
 from reference_db.addresses import redact_text
 from reference_db.errors import (
@@ -49,6 +52,9 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (NotOnDesk, 404),
     (DeskFailed, 503),
     (JobsFailed, 503),
+    (WebhookRefused, 422),
+    (NoSuchWebhook, 404),
+    (WebhooksFailed, 503),
     (OutboxFailed, 503),
     (MonitorError, 422),
 )

@@ -1,0 +1,411 @@
+"""Webhooks on disk: who is told of alerts over the web, what each is owed, and what became of every delivery.
+
+    webhooks.sqlite    endpoint: address, secret, which events; delivery: one message to one endpoint
+
+An alert event is owed to an endpoint once it is in this file, whatever happens to the process after that, and until
+the endpoint has taken it or ten tries in three days were in vain. The file holds secrets, which signing needs in clear:
+it is readable by its owner alone. The command line and a running monitor share it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import apsw
+
+from monitor.alerting.alerts import ENDED, RETRACTED, STARTED, UPDATED, Alert
+from monitor.errors import NoSuchWebhook, WebhookRefused, WebhooksFailed
+from monitor.ingest.clock import rfc3339
+from reference_db.addresses import redact_url
+
+FILE = "webhooks.sqlite"
+BUSY_TIMEOUT_MS = 5000
+REVIEWED, PING = "alert.reviewed", "test.ping"
+TYPES = (STARTED, UPDATED, ENDED, RETRACTED, REVIEWED)
+WAITING, DONE, FAILED = "waiting", "done", "failed"
+MAX_ENDPOINTS = 100
+MAX_BODY_BYTES = 20_000  # by the specification
+LISTED = 20  # gaps and pauses that are told where all would be too long
+# Standard Webhooks' own schedule: ten tries in 75 hours and 35 minutes.
+SCHEDULE_S = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS endpoint (
+    n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, url TEXT NOT NULL, types TEXT NOT NULL,
+    secret TEXT NOT NULL, enabled INTEGER NOT NULL, disabled_reason TEXT, created_at TEXT NOT NULL,
+    taken_at REAL NOT NULL
+) STRICT;
+CREATE TABLE IF NOT EXISTS delivery (
+    n INTEGER PRIMARY KEY AUTOINCREMENT, endpoint TEXT NOT NULL, message TEXT NOT NULL, event TEXT NOT NULL, alert TEXT,
+    body TEXT NOT NULL, state TEXT NOT NULL, tries INTEGER NOT NULL, last_status INTEGER, last_error TEXT,
+    next_at REAL NOT NULL, created_at TEXT NOT NULL, UNIQUE (endpoint, message)
+) STRICT;
+CREATE INDEX IF NOT EXISTS delivery_due ON delivery (endpoint, next_at) WHERE state = 'waiting';
+CREATE TABLE IF NOT EXISTS reached (what TEXT PRIMARY KEY, n INTEGER NOT NULL) STRICT;
+"""
+DELIVERY = (
+    "SELECT delivery.n, endpoint, message, event, alert, body, state, tries, last_status, last_error, next_at, "
+    "delivery.created_at FROM delivery "
+)
+DUE = (
+    "WHERE endpoint = ?1 AND state = 'waiting' AND next_at <= ?2 "
+    "AND n NOT IN (SELECT value FROM json_each(?3)) ORDER BY next_at, n LIMIT ?4"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Somebody who is told. The secret is shown when it is made, and never again."""
+
+    id: str
+    url: str
+    types: tuple[str, ...]  # none are all
+    secret: str
+    enabled: bool
+    disabled_reason: str | None
+    created_at: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for people: the address without what may be a credential, no secret."""
+        return {
+            "id": self.id,
+            "url": redact_url(self.url),
+            "types": list(self.types),
+            "enabled": self.enabled,
+            "disabled_reason": self.disabled_reason,
+            "created_at": self.created_at,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message to one endpoint."""
+
+    n: int
+    endpoint: str
+    message: str  # its webhook-id: the same whenever it is sent
+    event: str
+    alert: str | None
+    body: str
+    state: str
+    tries: int
+    last_status: int | None
+    last_error: str | None
+    next_at: float  # seconds of the epoch
+    created_at: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for people."""
+        waits = self.state == WAITING
+        return {
+            "id": self.n,
+            "event": self.event,
+            "alert": self.alert,
+            "state": self.state,
+            "tries": self.tries,
+            "last_status": self.last_status,
+            "last_error": self.last_error,
+            "next_at": rfc3339(datetime.fromtimestamp(self.next_at, UTC)) if waits else None,
+            "created_at": self.created_at,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is to be told to whoever wants to know of such events."""
+
+    id: str
+    event: str
+    alert: str | None
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What came of one try: a status, or an error in words; `wait_s` is what the endpoint asked for."""
+
+    status: int | None
+    error: str | None
+    wait_s: float = 0.0
+
+    @property
+    def was_taken(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+
+def message_of(alert: Alert) -> Message:
+    """The message for an alert's event. Told twice, it has the same id, so that a receiver can tell."""
+    return Message(f"msg_{alert.id}_{alert.seq}", alert.type, alert.id, body_of(alert.type, alert.as_dict()))
+
+
+def body_of(event: str, data: Mapping[str, Any]) -> str:
+    """The body by the specification; long lists are cut, and say so, where all would be beyond 20 kB."""
+    told: dict[str, Any] = {"type": event, "timestamp": rfc3339(datetime.now(UTC)), "data": dict(data)}
+    body = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    if len(body.encode()) < MAX_BODY_BYTES:
+        return body
+    for name in ("gaps", "pauses"):
+        left_out = max(0, len(data.get(name, ())) - LISTED)
+        told["data"] = {**told["data"], name: list(data.get(name, ()))[-LISTED:], f"{name}_left_out": left_out}
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+
+
+class Webhooks:
+    """The webhooks of a data folder; safe in any thread and process. Raises WebhooksFailed where the disk fails."""
+
+    def __init__(self, data_dir: Path, schedule_s: Sequence[float] = SCHEDULE_S) -> None:
+        self._path = data_dir / FILE
+        self._schedule_s = schedule_s
+
+    # --- who is told -------------------------------------------------------------------------------------------------
+
+    def add(self, url: str, types: Collection[str] = ()) -> Endpoint:
+        """A new endpoint, with its secret. Raises WebhookRefused for an address or an event that cannot be."""
+        check_url(url)
+        unknown = sorted(set(types) - set(TYPES))
+        if unknown:
+            raise WebhookRefused(f"There is no event {unknown[0][:40]!r}; there are {', '.join(TYPES)}.")
+        id, secret = f"wh_{secrets.token_hex(8)}", "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+        with self._writing() as db:
+            ((n_endpoints,),) = db.execute("SELECT count(*) FROM endpoint")
+            if n_endpoints >= MAX_ENDPOINTS:
+                raise WebhookRefused(f"There are {MAX_ENDPOINTS} webhooks, which is the most; remove one first.")
+            chosen = json.dumps([one for one in TYPES if one in types])
+            db.execute(
+                "INSERT INTO endpoint (id, url, types, secret, enabled, created_at, taken_at) VALUES (?,?,?,?,1,?,?)",
+                (id, url, chosen, secret, rfc3339(datetime.now(UTC)), time.time()),
+            )
+        return self.get(id)
+
+    def all(self) -> list[Endpoint]:
+        """The oldest first."""
+        return [_endpoint(row) for row in self._rows("SELECT * FROM endpoint ORDER BY n")]
+
+    def get(self, id: str) -> Endpoint:
+        """Raises NoSuchWebhook."""
+        rows = self._rows("SELECT * FROM endpoint WHERE id = ?", (id,))
+        if not rows:
+            raise NoSuchWebhook(f"There is no webhook {id[:40]!a}; `copywatch webhooks list` shows those there are.")
+        return _endpoint(rows[0])
+
+    def remove(self, id: str) -> None:
+        """Tells it nothing more; what it is owed is forgotten with it."""
+        self.get(id)
+        with self._writing() as db:
+            db.execute("DELETE FROM endpoint WHERE id = ?", (id,))
+            db.execute("DELETE FROM delivery WHERE endpoint = ?", (id,))
+
+    def enable(self, id: str) -> Endpoint:
+        """Switches it on again; what waited goes out at once."""
+        self.get(id)
+        with self._writing() as db:
+            now = time.time()
+            db.execute("UPDATE endpoint SET enabled = 1, disabled_reason = NULL, taken_at = ? WHERE id = ?", (now, id))
+            db.execute("UPDATE delivery SET next_at = ? WHERE endpoint = ? AND state = ?", (now, id, WAITING))
+        return self.get(id)
+
+    # --- what each is owed -------------------------------------------------------------------------------------------
+
+    def owe(self, messages: Sequence[Message], reached: tuple[str, int] | None = None) -> None:
+        """Owes the messages to every endpoint that wants such events; on disk when this returns, once each.
+
+        `reached` notes how far a list was read whose items these are, in the same transaction.
+        """
+        if not self._path.exists():
+            return
+        with self._writing() as db:
+            endpoints = [_endpoint(row) for row in db.execute("SELECT * FROM endpoint WHERE enabled = 1")]
+            now, created_at = time.time(), rfc3339(datetime.now(UTC))
+            rows = [
+                (one.id, message.id, message.event, message.alert, message.body, now, created_at)
+                for message in messages
+                for one in endpoints
+                if not one.types or message.event in one.types
+            ]
+            db.executemany(
+                "INSERT OR IGNORE INTO delivery (endpoint, message, event, alert, body, state, tries, next_at, "
+                "created_at) VALUES (?, ?, ?, ?, ?, 'waiting', 0, ?, ?)",
+                rows,
+            )
+            if reached is not None:
+                db.execute("INSERT OR REPLACE INTO reached VALUES (?, ?)", reached)
+
+    def reached(self, what: str) -> int | None:
+        """How far a list was read."""
+        rows = self._rows("SELECT n FROM reached WHERE what = ?", (what,))
+        return int(rows[0][0]) if rows else None
+
+    def ping(self, id: str) -> Delivery:
+        """A test message, which is sent by who asked for it and tried once."""
+        self.get(id)
+        message = f"msg_ping_{secrets.token_hex(8)}"
+        body = body_of(PING, {"webhook": id})
+        with self._writing() as db:
+            db.execute(
+                "INSERT INTO delivery (endpoint, message, event, body, state, tries, next_at, created_at) "
+                "VALUES (?, ?, ?, ?, ?, 0, 0, ?)",
+                (id, message, PING, body, FAILED, rfc3339(datetime.now(UTC))),
+            )
+            n = db.last_insert_rowid()
+        return self.delivery(id, n)
+
+    def due(self, now: float, busy: Mapping[str, Collection[int]], at_once: int) -> list[tuple[Endpoint, Delivery]]:
+        """What is to be sent now, the oldest first: of each endpoint so many at once, and one where it failed last."""
+        found = []
+        with self._reading() as db:
+            if db is None:
+                return []
+            for endpoint in [_endpoint(row) for row in db.execute("SELECT * FROM endpoint WHERE enabled = 1")]:
+                held = busy.get(endpoint.id, ())
+                troubled = "SELECT 1 FROM delivery WHERE endpoint = ? AND state = 'waiting' AND tries > 0 LIMIT 1"
+                room = (1 if list(db.execute(troubled, (endpoint.id,))) else at_once) - len(held)
+                if room <= 0:
+                    continue
+                rows = db.execute(
+                    DELIVERY + DUE,
+                    (endpoint.id, now, json.dumps(list(held)), room),
+                )
+                found += [(endpoint, Delivery(*row)) for row in rows]
+        return found
+
+    def settle(self, delivery: Delivery, attempt: Attempt, jitter: float) -> Delivery:
+        """Notes what came of a try: done, to be tried again later, or given up. 410 switches the endpoint off."""
+        now = time.time()
+        tries = delivery.tries + 1
+        with self._writing() as db:
+            state, next_at, reason = WAITING, now, None
+            if attempt.was_taken:
+                state = DONE
+                db.execute("UPDATE endpoint SET taken_at = ? WHERE id = ?", (now, delivery.endpoint))
+            elif attempt.status == 410:
+                state, reason = FAILED, "it answered 410: it is gone"
+            elif delivery.event == PING:
+                state = FAILED
+            elif tries >= len(self._schedule_s):
+                state = FAILED
+                rows = db.execute("SELECT taken_at FROM endpoint WHERE id = ?", (delivery.endpoint,))
+                if any(now - taken_at >= sum(self._schedule_s) for (taken_at,) in rows):
+                    reason = f"it has taken nothing in {len(self._schedule_s)} tries of one message"
+            else:
+                next_at = now + max(self._schedule_s[tries] * jitter, attempt.wait_s)
+            db.execute(
+                "UPDATE delivery SET state = ?, tries = ?, last_status = ?, last_error = ?, next_at = ? WHERE n = ?",
+                (state, tries, attempt.status, attempt.error, next_at, delivery.n),
+            )
+            if reason is not None:
+                db.execute(
+                    "UPDATE endpoint SET enabled = 0, disabled_reason = ? WHERE id = ?", (reason, delivery.endpoint)
+                )
+        return self.delivery(delivery.endpoint, delivery.n)
+
+    def delivery(self, id: str, n: int) -> Delivery:
+        """Raises NoSuchWebhook."""
+        rows = self._rows(DELIVERY + "WHERE endpoint = ? AND n = ?", (id, n))
+        if not rows:
+            raise NoSuchWebhook(f"There is no delivery {n} of webhook {id[:40]!a}.")
+        return Delivery(*rows[0])
+
+    def deliveries(self, id: str, before: int | None = None, limit: int = 50) -> list[Delivery]:
+        """The newest first. Raises NoSuchWebhook."""
+        self.get(id)
+        where = "WHERE endpoint = ?1 AND (?2 IS NULL OR n < ?2) ORDER BY n DESC LIMIT ?3"
+        return [Delivery(*row) for row in self._rows(DELIVERY + where, (id, before, limit))]
+
+    def replay(self, id: str, n: int) -> Delivery:
+        """Sends it again from its first try, whatever became of it, with the same webhook-id."""
+        self.delivery(id, n)
+        with self._writing() as db:
+            db.execute("UPDATE delivery SET state = ?, tries = 0, next_at = ? WHERE n = ?", (WAITING, time.time(), n))
+        return self.delivery(id, n)
+
+    def n_waiting(self) -> int:
+        """How many messages wait, over all endpoints."""
+        rows = self._rows("SELECT count(*) FROM delivery WHERE state = 'waiting'")
+        return int(rows[0][0]) if rows else 0
+
+    def purge(self, days: float) -> None:
+        """Forgets what was delivered or given up longer ago."""
+        if self._path.exists():
+            oldest = rfc3339(datetime.fromtimestamp(time.time() - 86_400 * days, UTC))
+            with self._writing() as db:
+                db.execute("DELETE FROM delivery WHERE state != 'waiting' AND created_at < ?", (oldest,))
+
+    # --- the file ----------------------------------------------------------------------------------------------------
+
+    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+        with self._reading() as db:
+            return [] if db is None else list(db.execute(sql, values))
+
+    @contextmanager
+    def _reading(self) -> Iterator[apsw.Connection | None]:
+        if not self._path.exists():
+            yield None
+            return
+        with self._opened() as db:
+            yield db
+
+    @contextmanager
+    def _writing(self) -> Iterator[apsw.Connection]:
+        """One transaction, on disk when it ends."""
+        with self._opened() as db:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                yield db
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _opened(self) -> Iterator[apsw.Connection]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's other files take its permissions
+            db = apsw.Connection(str(self._path))
+            try:
+                db.set_busy_timeout(BUSY_TIMEOUT_MS)
+                db.pragma("journal_mode", "wal")
+                db.pragma("synchronous", "full")
+                db.execute(SCHEMA)
+                yield db
+            finally:
+                db.close()
+        except (apsw.Error, OSError) as error:
+            raise WebhooksFailed(f"{self._path} cannot be used ({error})") from error
+
+
+class WebhookSink:
+    """Owes each alert to whoever wants it; delivering is the courier's, at each endpoint's own pace."""
+
+    def __init__(self, webhooks: Webhooks) -> None:
+        self._webhooks = webhooks
+
+    def send(self, alerts: list[Alert]) -> None:
+        self._webhooks.owe([message_of(alert) for alert in alerts])
+
+
+def check_url(url: str) -> None:
+    """Raises WebhookRefused for an address that cannot be one."""
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_right = False
+    if not is_right or len(url) > 2000 or any(ord(c) < 33 or ord(c) == 127 for c in url):
+        raise WebhookRefused("A webhook's address is http:// or https:// with a host, and no blanks.")
+
+
+def _endpoint(row: Sequence[Any]) -> Endpoint:
+    _, id, url, types, secret, enabled, disabled_reason, created_at, _ = row
+    return Endpoint(id, url, tuple(json.loads(types)), secret, bool(enabled), disabled_reason, created_at)

@@ -1,0 +1,343 @@
+"""Webhooks against real receivers: signed, retried, isolated, kept on disk, and never led astray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from standardwebhooks import Webhook
+from typer.testing import CliRunner
+
+from monitor.alerting import courier as couriers
+from monitor.alerting.alerts import ENDED, STARTED, Gap
+from monitor.alerting.courier import Courier, send
+from monitor.alerting.outbox import History
+from monitor.alerting.webhooks import DONE, FAILED, SCHEDULE_S, WAITING, Webhooks, WebhookSink, body_of, message_of
+from monitor.cli import app
+from monitor.desk.desk import Desk
+from monitor.errors import NoSuchWebhook, WebhookRefused
+from monitor.metrics import Metrics
+from tests.alerting.told import alert
+
+LOOPBACK = ("127.0.0.1",)
+HASTY_S = (0.0, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05)
+
+
+class Receiver:
+    """A real web server; `answer` decides the status, and what came is kept."""
+
+    def __init__(self, answer: Callable[[int], int] = lambda n: 204, headers: dict[str, str] | None = None) -> None:
+        self.came: list[tuple[dict[str, str], bytes]] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                receiver.came.append(({k.lower(): v for k, v in self.headers.items()}, body))
+                self.send_response(answer(len(receiver.came)))
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def ids(self) -> list[str]:
+        return [headers["webhook-id"] for headers, _ in self.came]
+
+
+@contextmanager
+def receiver(answer: Callable[[int], int] = lambda n: 204, headers: dict[str, str] | None = None) -> Iterator[Receiver]:
+    opened = Receiver(answer, headers)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def courier_of(webhooks: Webhooks, data_dir: Path, allow: tuple[str, ...] = LOOPBACK) -> Courier:
+    return Courier(webhooks, History(data_dir), Desk(data_dir), Metrics(CollectorRegistry()), allow, 30.0)
+
+
+def deliver(webhooks: Webhooks, data_dir: Path, until: Callable[[], bool], allow: tuple[str, ...] = LOOPBACK) -> None:
+    """Runs the courier until something is so."""
+
+    async def run() -> None:
+        working = asyncio.create_task(courier_of(webhooks, data_dir, allow).run())
+        while not await asyncio.to_thread(until):
+            assert not working.done(), working
+            await asyncio.sleep(0.02)  # what is waited for happens in other threads and processes
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(run())
+
+
+def test_a_message_is_signed_as_the_specification_says(tmp_path: Path) -> None:
+    webhooks = Webhooks(tmp_path)
+    with receiver() as one:
+        endpoint = webhooks.add(one.url)
+        WebhookSink(webhooks).send([alert()])
+        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+    ((headers, body),) = one.came
+    told = Webhook(endpoint.secret).verify(body, headers)
+    assert (told["type"], told["data"]["id"]) == (STARTED, alert().id)
+    assert headers["webhook-id"] == f"msg_{alert().id}_1"
+    assert headers["content-type"] == "application/json"
+    other = webhooks.add(one.url)
+    with pytest.raises(Exception, match="No matching signature"):
+        Webhook(other.secret).verify(body, headers)
+    assert (tmp_path / "webhooks.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_specification_s_own_example() -> None:
+    secret, message = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    signed = Webhook(secret).sign(message, datetime.fromtimestamp(1614265330, UTC), '{"test": 2432232314}')
+    assert signed == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+def test_who_asked_for_some_events_is_told_no_others_and_each_once(tmp_path: Path) -> None:
+    webhooks = Webhooks(tmp_path)
+    with receiver() as one:
+        webhooks.add(one.url, [ENDED])
+        for _ in range(2):  # the outbox may hand over twice
+            WebhookSink(webhooks).send([alert(), alert(type=ENDED, seq=2)])
+        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+    assert one.ids == [f"msg_{alert().id}_2"]
+
+
+def test_nothing_is_lost_when_a_third_of_all_tries_fail(tmp_path: Path) -> None:
+    webhooks, rng, n = Webhooks(tmp_path, HASTY_S), random.Random(7), 100
+    with receiver(lambda n: 500 if rng.random() < 0.3 else 200) as one:
+        webhooks.add(one.url)
+        WebhookSink(webhooks).send([alert(k) for k in range(n)])
+        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+        (endpoint,) = webhooks.all()
+        log = webhooks.deliveries(endpoint.id, limit=1000)
+    assert {one.state for one in log} == {DONE}
+    assert set(one.ids) == {f"msg_{alert(k).id}_1" for k in range(n)}
+    assert len(one.ids) == sum(delivery.tries for delivery in log) > n
+    bodies: dict[str, set[bytes]] = {}
+    for headers, body in one.came:
+        bodies.setdefault(headers["webhook-id"], set()).add(body)
+    assert all(len(same) == 1 for same in bodies.values())
+
+
+def test_one_that_hangs_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    webhooks, released = Webhooks(tmp_path), threading.Event()
+
+    def hang(n: int) -> int:
+        released.wait(60)
+        return 200
+
+    with receiver(hang) as hangs, receiver() as works:
+        webhooks.add(hangs.url)
+        webhooks.add(works.url)
+        WebhookSink(webhooks).send([alert(k) for k in range(20)])
+        deliver(webhooks, tmp_path, lambda: len(works.came) == 20 == webhooks.n_waiting())
+        assert len(hangs.came) <= 4  # all of them still wait for an answer
+        released.set()
+    assert webhooks.n_waiting() == 20
+
+
+@pytest.mark.parametrize(
+    ("answer", "headers", "state", "is_on", "error"),
+    [
+        (204, {}, DONE, True, None),
+        (410, {}, FAILED, False, "it answered 410"),
+        (302, {"Location": "http://169.254.169.254/"}, WAITING, True, "a redirect is not followed"),
+        (500, {}, WAITING, True, "it answered 500"),
+        (429, {"Retry-After": "4000"}, WAITING, True, "it answered 429"),
+    ],
+)
+def test_what_an_answer_means(
+    tmp_path: Path, answer: int, headers: dict[str, str], state: str, is_on: bool, error: str | None
+) -> None:
+    webhooks = Webhooks(tmp_path)
+    with receiver(lambda n: answer, headers) as one:
+        id = webhooks.add(one.url).id
+        WebhookSink(webhooks).send([alert()])
+        deliver(webhooks, tmp_path, lambda: webhooks.deliveries(id)[0].tries == 1)
+        (delivery,) = webhooks.deliveries(id)
+    assert (delivery.state, delivery.last_status, delivery.last_error) == (state, answer, error)
+    assert len(one.came) == 1
+    endpoint = webhooks.get(id)
+    assert endpoint.enabled == is_on
+    if state == WAITING:
+        wait_s = delivery.next_at - time.time()
+        assert (3900 if answer == 429 else 0) < wait_s <= (4000 if answer == 429 else 6)
+    if not is_on:
+        WebhookSink(webhooks).send([alert(1)])
+        assert webhooks.n_waiting() == 0  # who is off is owed nothing
+        assert webhooks.enable(id).enabled
+
+
+def test_the_tries_are_the_specification_s_and_then_it_is_given_up(tmp_path: Path) -> None:
+    assert sum(SCHEDULE_S) == 75 * 3600 + 35 * 60 + 5
+    webhooks = Webhooks(tmp_path, (0.0, 0.0, 0.0))
+    with receiver(lambda n: 500 if n <= 3 else 200) as one:
+        id = webhooks.add(one.url).id
+        WebhookSink(webhooks).send([alert()])
+        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+        (delivery,) = webhooks.deliveries(id)
+        assert (delivery.state, delivery.tries) == (FAILED, 3)
+        webhooks.enable(id)
+        webhooks.replay(id, delivery.n)
+        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+    assert webhooks.deliveries(id)[0].state == DONE
+    assert len(set(one.ids)) == 1  # a replay is the same message
+
+
+def test_killed_at_any_moment_nothing_is_lost(tmp_path: Path) -> None:
+    """The courier in a process of its own, killed again and again while it delivers."""
+    webhooks, n = Webhooks(tmp_path), 60
+    program = (
+        "from tests.alerting.test_webhooks import *; d = Path(sys.argv[1]); deliver(Webhooks(d), d, lambda: False)"
+    )
+    with receiver() as one:
+        webhooks.add(one.url)
+        WebhookSink(webhooks).send([alert(k) for k in range(n)])
+        for stop_at in (10, 35):
+            child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
+            while len(one.came) < stop_at:
+                assert child.poll() is None
+                time.sleep(0.005)  # until so many have come
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+    counts = Counter(one.ids)
+    assert counts.keys() == {f"msg_{alert(k).id}_1" for k in range(n)}
+    assert sum(counts.values()) <= n + 2 * couriers.AT_ONCE  # again only what was under way
+
+
+# --- where it may lead -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def canary() -> Iterator[socket.socket]:
+    """A listener on loopback that nobody named; a connection to it would be a leak."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        yield listener
+
+
+HOSTS = (
+    *("127.0.0.1", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "127.0.0.2", "127.255.255.254", "0.0.0.0", "0"),
+    *("localhost", "localhost.", "LOCALHOST", "[::1]", "[::]", "[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]"),
+    *("[2002:7f00:1::]",),
+)
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_private_address_is_not_reached(tmp_path: Path, canary: socket.socket, host: str) -> None:
+    webhooks, port = Webhooks(tmp_path), canary.getsockname()[1]
+    for user in ("", "user:pass@", "evil.example@"):
+        endpoint = webhooks.add(f"http://{user}{host}:{port}/")
+        attempt = asyncio.run(send(endpoint, webhooks.ping(endpoint.id), (), timeout_s=10))
+        assert attempt.error, host
+        assert attempt.status is None
+    with pytest.raises(BlockingIOError):
+        canary.accept()
+
+
+def test_only_what_is_named_may_be_reached(tmp_path: Path) -> None:
+    webhooks = Webhooks(tmp_path)
+    with receiver() as one:
+        endpoint = webhooks.add(one.url)
+        refused = asyncio.run(send(endpoint, webhooks.ping(endpoint.id), ("10.0.0.0/8",)))
+        assert refused.error == "it leads to a private address; if that is meant, name it in webhooks.allow"
+        for allow in ("127.0.0.1", "127.0.0.0/8"):
+            assert asyncio.run(send(endpoint, webhooks.ping(endpoint.id), (allow,))).was_taken
+        by_name = webhooks.add(one.url.replace("127.0.0.1", "localhost"))
+        assert asyncio.run(send(by_name, webhooks.ping(by_name.id), ("localhost",))).was_taken
+
+
+@pytest.mark.parametrize(
+    "url", ["", "x", "ftp://h/", "file:///etc/passwd", "http://", "http://h:0/", "http://h h/", "http://h/\n"]
+)
+def test_what_cannot_be_an_address(tmp_path: Path, url: str) -> None:
+    with pytest.raises(WebhookRefused):
+        Webhooks(tmp_path).add(url)
+
+
+def test_errors_have_words_and_no_secrets(tmp_path: Path) -> None:
+    webhooks = Webhooks(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    endpoint = webhooks.add(f"http://user:pa55@127.0.0.1:{port}/x?key=hush")
+    done = webhooks.settle(
+        webhooks.ping(endpoint.id), asyncio.run(send(endpoint, webhooks.ping(endpoint.id), LOOPBACK)), 1.0
+    )
+    said = json.dumps([done.as_dict(), endpoint.as_dict()])
+    assert "it cannot be reached" in said
+    assert not any(word in said for word in ("pa55", "hush", "whsec_", "user"))
+
+
+def test_a_body_stays_below_20_kb() -> None:
+    gaps = tuple(Gap(float(n), 1.0, "reconnect" * 10) for n in range(256))
+    body = message_of(alert(gaps=gaps, title="ä" * 1000, owner="ö" * 1000, reason="x" * 100)).body
+    assert len(body.encode()) < 20_000
+    told = json.loads(body)["data"]
+    assert (len(told["gaps"]), told["gaps_left_out"]) == (20, 236)
+    assert "gaps_left_out" not in json.loads(body_of("x", {"gaps": []}))["data"]
+
+
+def test_a_review_is_told_once_wherever_it_was_made(tmp_path: Path) -> None:
+    webhooks, desk = Webhooks(tmp_path), Desk(tmp_path)
+    desk.review(alert().id, "confirmed", by="before anybody was told")
+    with receiver() as one:
+        webhooks.add(one.url)
+        deliver(webhooks, tmp_path, lambda: webhooks.reached("review") is not None)
+        desk.review(alert().id, "false", by="ada")
+        for _ in range(2):
+            deliver(webhooks, tmp_path, lambda: len(one.came) == 1 and webhooks.n_waiting() == 0)
+    ((_, body),) = one.came
+    assert json.loads(body)["data"]["review"]["by"] == "ada"
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    def run(*words: str) -> Any:
+        environment = {"COPYWATCH_WEBHOOKS__ALLOW": '["127.0.0.1"]', "COPYWATCH_DATA_DIR": str(tmp_path)}
+        return CliRunner(env=environment).invoke(app, ["webhooks", *words])
+
+    with receiver(lambda n: 200 if n == 1 else 500) as one:
+        made: dict[str, Any] = json.loads(run("add", one.url, "--type", "alert.ended", "--json").stdout)
+        assert made["secret"].startswith("whsec_")
+        assert run("test", made["id"]).stdout == "taken: it answered 200\n"
+        failed = run("test", made["id"])
+        assert (failed.exit_code, failed.stdout) == (1, "not taken: it answered 500\n")
+    listed = run("list", "--json").stdout
+    assert made["secret"] not in listed
+    log = json.loads(run("deliveries", made["id"], "--json").stdout)
+    assert [(one["event"], one["state"]) for one in log] == [("test.ping", "failed"), ("test.ping", "done")]
+    assert run("replay", made["id"], str(log[0]["id"])).exit_code == 0
+    assert run("rm", made["id"]).exit_code == 0
+    missing = run("test", made["id"])
+    assert isinstance(missing.exception, NoSuchWebhook)
