@@ -57,7 +57,7 @@ class SystemOut(BaseModel):
     channels: dict[str, int]
     backlog: dict[str, int] = Field(description="Alert events that each sink has not taken.")
     problems: dict[str, str]
-    evidence: EvidenceOut | None
+    evidence: EvidenceOut
     metrics: FiguresOut
     time_zone: str
 
@@ -107,7 +107,10 @@ def add_system(api: FastAPI, station: Station, board: Board) -> None:
             channels=board.counts(),
             backlog=owed,
             problems=station.health.complaints,
-            evidence=None,
+            evidence=EvidenceOut(
+                bytes=int(sum(one.value for one in _samples(station.metrics.evidence_bytes))),
+                quota_bytes=station.settings.evidence.quota_bytes,
+            ),
             metrics=FiguresOut(
                 detection_latency_p95_s=latency_p95_s(station.metrics),
                 dropped_total=int(sum(one.value for one in _samples(station.metrics.frames_dropped))),
