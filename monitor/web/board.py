@@ -6,6 +6,7 @@ right to a second.
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -48,12 +49,25 @@ class Board:
     def __init__(self, station: Station) -> None:
         self._station = station
         self._lines: dict[str, _Line] = {}
+        self._changed: set[str] = set()
+        self._lock = threading.Lock()
 
-    def look(self) -> list[str]:
-        """Looks at the metrics; the names of channels that changed their state, came or went."""
+    def changes(self) -> set[str]:
+        """The names of channels that changed their state, came or went since this was last asked."""
+        self.look()
+        with self._lock:
+            changed, self._changed = self._changed, set()
+        return changed
+
+    def look(self) -> None:
+        """Looks at the metrics."""
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
         now = rfc3339(datetime.now(UTC))
         states, processed = self._states(), self._per_channel(self._station.metrics.frames_processed)
-        watched, changed = self._station.channels(), []
+        watched = self._station.channels()
         for channel, has_ended in watched:
             n, name = processed.get(channel.name, 0.0), channel.name
             state = "ended" if has_ended else states.get(name, "up" if n else "starting")
@@ -61,13 +75,13 @@ class Board:
             if line is None or line.state != state:
                 last = line.last_second_at if line else None
                 self._lines[name] = line = _Line(state, now, line.n_processed if line else 0.0, last)
-                changed.append(name)
+                self._changed.add(name)
             if n != line.n_processed:
                 line.n_processed, line.last_second_at = n, now
         gone = self._lines.keys() - {channel.name for channel, _ in watched}
         for name in gone:
             del self._lines[name]
-        return changed + sorted(gone)
+        self._changed |= gone
 
     def channels(self) -> list[ChannelOut]:
         """All of them, sorted by name; reads the open alerts from disk."""

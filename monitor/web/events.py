@@ -104,7 +104,7 @@ class Events:
 
     def _news(self) -> list[ServerSentEvent]:
         """What came since the last look; runs in a thread."""
-        changed = set(self._board.look())
+        changed = self._board.changes()
         try:
             alerts = self._told_after(self._at, BATCH)
             self._at = max([self._at, *(int(event.id or 0) for event in alerts)])
