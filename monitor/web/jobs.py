@@ -28,6 +28,7 @@ import apsw
 from monitor.errors import JobsFailed
 from monitor.ingest.clock import rfc3339
 from monitor.settings import Settings
+from reference_db.transactions import transaction
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Jobs:
 
     def add(self, id: str, kind: str, request: Mapping[str, Any]) -> Job:
         """A new job, on disk when this returns; its file is in `folder / id`."""
-        with self._opened() as db, db:
+        with self._opened() as db, transaction(db):
             db.execute(
                 "INSERT INTO job (id, kind, state, message, request, created_at) VALUES (?, ?, ?, ?, ?, ?)",
                 (id, kind, WAITING, "waits for its turn", json.dumps(request), rfc3339(datetime.now(UTC))),
@@ -94,7 +95,7 @@ class Jobs:
 
     def settle(self, id: str, state: str, message: str, result: dict[str, Any] | None = None) -> None:
         """What became of it; the file of one that is over is removed."""
-        with self._opened() as db, db:
+        with self._opened() as db, transaction(db):
             text = None if result is None else json.dumps(result)
             db.execute("UPDATE job SET state = ?, message = ?, result = ? WHERE id = ?", (state, message, text, id))
         if state in (DONE, FAILED):
@@ -102,7 +103,7 @@ class Jobs:
 
     def begin_again(self) -> None:
         """After a restart: what ran waits again, and files that belong to no job are cleared away."""
-        with self._opened() as db, db:
+        with self._opened() as db, transaction(db):
             db.execute(
                 "UPDATE job SET state = ?, message = 'begins again after a restart' WHERE state = ?", (WAITING, RUNNING)
             )
