@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from prometheus_client.parser import text_string_to_metric_families
 
-WAIT_S = 60.0  # a busy machine; what is waited for comes in a few
+WAIT_S = 120.0  # a busy machine; what is waited for comes in a few
 
 
 def until(is_so: Callable[[], bool], what: Callable[[], object]) -> None:
