@@ -87,8 +87,9 @@ class Courier:
                         tries.create_task(self._deliver(endpoint, delivery))
                     with suppress(TimeoutError):
                         await asyncio.wait_for(self._news.wait(), POLL_S)
-        finally:
+        except asyncio.CancelledError:
             self._disk.shutdown(wait=False, cancel_futures=True)
+            raise
 
     async def ping(self, id: str) -> Delivery:
         """Sends a test message now, once. Raises NoSuchWebhook."""

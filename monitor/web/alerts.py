@@ -9,18 +9,18 @@ from functools import partial
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Path, Query, Request
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from monitor.alerting.alerts import ENDED, RETRACTED
 from monitor.alerting.outbox import Event
-from monitor.web.paging import Cursor, Limit, Page, cursor_of, number_of
+from monitor.web.paging import Cursor, Limit, Moment, Page, cursor_of, number_of
 from monitor.web.problems import MAY_FAIL, not_found
 from monitor.web.station import Station
 
 SCANS = 20  # pages read for one, where reviews are asked for
 SETTLED_S = 3.0  # within which a running monitor has acted on a review
 AlertId = Annotated[str, Path(pattern=r"^[0-9a-f]{24}$")]
-Moment = Annotated[AwareDatetime | None, Query(description="RFC 3339.")]
+Since = Annotated[Moment | None, Query(description="RFC 3339.")]
 
 
 class GapOut(BaseModel):
@@ -116,8 +116,8 @@ def add_alerts(api: FastAPI, station: Station) -> None:
         review: Literal["none", "confirmed", "false", "licensed"] | None = None,
         licensed: bool | None = None,
         min_score: Annotated[float | None, Query(ge=0, le=1)] = None,
-        since: Moment = None,
-        until: Moment = None,
+        since: Since = None,
+        until: Since = None,
         limit: Limit = 50,
         cursor: Cursor = None,
     ) -> Page[AlertOut]:

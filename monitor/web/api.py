@@ -4,6 +4,9 @@ Each resource of the API has a file of its own beside this one; who may use whic
 """
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -21,13 +24,30 @@ from monitor.web.guard import Guard
 from monitor.web.jobs import Jobs, Registrar
 from monitor.web.licences import add_licences
 from monitor.web.probes import probes
-from monitor.web.problems import tell_problems
+from monitor.web.problems import ProblemOut, tell_problems
 from monitor.web.references import add_references
 from monitor.web.station import Station
 from monitor.web.system import add_session, add_system
 from monitor.web.tokens import Tokens
 from monitor.web.uploads import add_jobs, add_uploads
 from monitor.web.webhooks import add_webhooks
+
+logger = logging.getLogger(__name__)
+
+AGAIN_S = 5.0  # after a failure that nobody foresaw
+
+
+class Api(FastAPI):
+    """The application; its document also says what an error looks like and how a token is shown."""
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            parts = super().openapi()["components"]
+            parts["schemas"]["ProblemOut"] = ProblemOut.model_json_schema()
+            parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+            assert self.openapi_schema is not None
+            self.openapi_schema["security"] = [{"token": []}, {}]  # none is needed where none was made
+        return self.openapi_schema
 
 
 class Web:
@@ -37,7 +57,7 @@ class Web:
         tokens, board = Tokens(station.settings.data_dir), Board(station)
         gatekeeper = Gatekeeper(tokens)
         self.events = Events(station, board)
-        self.app = FastAPI(title="Copywatch", version=__version__, docs_url=None, redoc_url=None)
+        self.app = Api(title="Copywatch", version=__version__, docs_url=None, redoc_url=None)
         self.app.include_router(probes(station.metrics.registry, station.health))
         add_system(self.app, station, board)
         add_session(self.app, gatekeeper, tokens)
@@ -66,6 +86,16 @@ class Web:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self.events.run())
-            tasks.create_task(self.registrar.run())
-            tasks.create_task(self.courier.run())
+            tasks.create_task(_kept_going("telling events", self.events.run))
+            tasks.create_task(_kept_going("registering uploads", self.registrar.run))
+            tasks.create_task(_kept_going("delivering to webhooks", self.courier.run))
+
+
+async def _kept_going(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Works for ever: whatever ends it is told and it is begun again, since watching must not end with it."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            logger.exception("%s failed; it is begun again in %.0f s", what, AGAIN_S)
+        await asyncio.sleep(AGAIN_S)

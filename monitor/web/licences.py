@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Path
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from monitor.desk.rules import Licence
-from monitor.web.paging import Cursor, Limit, Page, page_of
+from monitor.web.paging import Cursor, Limit, Moment, Page, page_of
 from monitor.web.problems import MAY_FAIL
 from monitor.web.station import Station
 
@@ -25,8 +25,8 @@ class LicenceIn(BaseModel):
     owner: Words = None
     tag: Words = Field(default=None, description="key=value")
     channel: str = Field(default="*", max_length=64, description="A channel's name, or * for all.")
-    from_: AwareDatetime | None = Field(default=None, alias="from")
-    until: AwareDatetime | None = None
+    from_: Moment | None = Field(default=None, alias="from")
+    until: Moment | None = None
     note: str = Field(default="", max_length=1000)
 
 

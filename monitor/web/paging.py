@@ -9,15 +9,24 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Annotated, Generic, TypeVar
 
 from fastapi import Query
-from pydantic import BaseModel
+from pydantic import AfterValidator, AwareDatetime, BaseModel
 
 from monitor.web.problems import Problem
 
 T = TypeVar("T")
 
+
+def _storable(moment: datetime) -> datetime:
+    if not 1970 <= moment.year <= 9998:  # so that it is a moment in every zone
+        raise ValueError("expected a year between 1970 and 9998")
+    return moment
+
+
+Moment = Annotated[AwareDatetime, AfterValidator(_storable)]
 Limit = Annotated[int, Query(ge=1, le=500, description="At most so many.")]
 Cursor = Annotated[str | None, Query(max_length=400, description="`next` of the page before.")]
 
