@@ -5,6 +5,7 @@
     scripts/chaos.py --seed 7 --json storage
     scripts/chaos.py kafka                   a group of matchers: kills, zombies, storms, a broker that goes away
     scripts/chaos.py streams                 channels: faults of streams, bad media, hostile addresses
+    scripts/chaos.py serve                   a running monitor: kills, full and failing disks, no files, clocks
 
 Each part prints its figures and ends with 0 only if every promise held. `scripts/test` runs a short sample of each.
 Needs what the tests need (`scripts/test` installs it) and, for the library, Debian's package strace.
@@ -122,6 +123,18 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     return parts
 
 
+def serve(args: argparse.Namespace, say: Say) -> dict[str, Part]:
+    """A running `serve`: kills at named points of its code, full and failing disks, no files, a clock that is set."""
+    from tests.chaos import serving
+
+    stories = {name: story for name, story in serving.STORIES.items() if args.only in name}
+    with tempfile.TemporaryDirectory() as folder:
+        parts = serving.run(stories, Path(folder), args.at_once)
+    for name, figures in parts.items():
+        say(f"{name}: {json.dumps(figures)}")
+    return parts
+
+
 def broken(parts: dict[str, Part]) -> list[str]:
     """What did not go as promised; a control that nobody noticed is as bad as a promise that was broken."""
     return [name for name, part in parts.items() if bool(part["wrong"]) != name.startswith("control: ")]
@@ -144,6 +157,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     channels.add_argument("--cases", type=int, default=10**6, help="bad files to try; all there are by default")
     channels.add_argument("--short", action="store_true", help="without the stories that take minutes")
     channels.set_defaults(run=streams)
+    process = commands.add_parser("serve", help="a running monitor and its machine; needs root, strace and faketime")
+    process.add_argument("--at-once", type=int, default=3, help="stories that happen at the same time")
+    process.add_argument("--only", default="", help="stories whose name has these words")
+    process.set_defaults(run=serve)
     matchers = commands.add_parser("kafka", help="a group of matchers on a broker")
     matchers.add_argument("--kills", type=int, default=200, help="of matchers, in all")
     matchers.add_argument("--kills-each", type=int, default=15, help="of matchers, in one trial")

@@ -11,8 +11,9 @@ from typing import Any
 from monitor.demo.air import Transmitter
 from monitor.desk.desk import Desk
 from monitor.evidence.store import EvidenceStore
+from tests.lives import House
 from tests.serving import Serve, clean_environment, until
-from tests.test_recovery import House, house
+from tests.test_recovery import house
 
 __all__ = ["house"]  # a fixture
 

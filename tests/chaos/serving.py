@@ -1,0 +1,272 @@
+"""What happens to a running `copywatch serve` and to its machine: kills at named points, disks, files, clocks.
+
+Every story runs a real process on a real channel. It raises AssertionError where an alert was lost, told twice or left
+open, where the monitor did not say that it was in trouble, or did not recover by itself. The F-numbers are faults of
+the host; those of disks and clocks need root, strace and Debian's package faketime.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from monitor.alerting.outbox import FILE, History
+from monitor.demo.air import Transmitter
+from tests.chaos.disks import small_disk
+from tests.dying_serve import POINTS
+from tests.lives import PATIENCE_S, House, Life, build_house, told
+
+Figures = dict[str, float]
+Told = list[dict[str, Any]]
+
+KILLS = 3  # in a row, at each point
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+DISK_KB = 64 << 10
+
+
+class Serving:
+    """A `serve` that watches the recording on air, and what it says of itself."""
+
+    def __init__(self, life: Life, config: Path, data: Path) -> None:
+        self.life, self.config, self.data = life, config, data
+        self.address = ""
+
+    def ready(self) -> tuple[bool, str]:
+        """Whether it can match, and what it says is wrong."""
+        if not self.address:
+            found = [re.search(r"health at (http://\S+)", line) for line in list(self.life.log)]
+            self.address = next((one.group(1).rstrip('"},') for one in found if one), "")
+        if not self.address:
+            return False, ""
+        try:
+            with urllib.request.urlopen(f"{self.address}/readyz", timeout=5) as reply:
+                return True, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return False, error.read().decode()
+        except OSError as error:
+            return False, str(error)
+
+    def value(self, name: str) -> float:
+        with urllib.request.urlopen(f"{self.address}/metrics", timeout=30) as reply:
+            found = re.findall(rf"^{name}(?:\{{.*?\}})? (\S+)", reply.read().decode(), re.M)
+        return sum(float(one) for one in found)
+
+    def wait(self, is_so: Callable[[], bool], what: str) -> float:
+        began = time.monotonic()
+        while not is_so():
+            assert self.life.process.poll() is None, f"it ended:\n{''.join(self.life.log)[-2000:]}"
+            assert time.monotonic() - began < PATIENCE_S, f"no {what}; {self.ready()}; {''.join(self.life.log)[-2000:]}"
+            time.sleep(0.2)
+        return time.monotonic() - began
+
+    def told(self) -> Told:
+        with suppress(FileNotFoundError):
+            return [json.loads(line) for line in (self.config.parent / "alerts.jsonl").read_text().splitlines()]
+        return []
+
+    def has_told(self, type_: str, n: int = 1) -> bool:
+        return [event["type"] for event in self.told()].count(type_) >= n
+
+    def to_the_end(self) -> Figures:
+        """Both copies of the recording have been told, each event once and kept; then a clean stop."""
+        self.wait(lambda: self.has_told("alert.ended", 2), "two alerts that ended")
+        self.wait(lambda: self.ready()[0], "ready again")
+        self.wait(lambda: self.value("copywatch_outbox_unsaved_events") == 0, "all saved")
+        assert self.life.end(signal.SIGTERM) == 0, "".join(self.life.log)[-2000:]
+        events = self.told()
+        by_id = defaultdict(list)
+        for event in events:
+            by_id[event["id"]].append(event)
+        for own in by_id.values():
+            assert [event["seq"] for event in own] == list(range(1, len(own) + 1)), own
+            assert own[-1]["type"] in ("alert.ended", "alert.retracted"), own
+        kept = {(event.alert.id, event.alert.seq) for event in History(self.data).events()}
+        assert kept == {(event["id"], event["seq"]) for event in events}
+        return {"alerts": len(by_id), "events": len(events)}
+
+
+@contextmanager
+def serving(
+    house: House,
+    folder: Path,
+    *,
+    data: Path | None = None,
+    under: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Serving]:
+    """On air, and ready."""
+    with Transmitter(house.recording) as air:
+        config = house.config(folder, air.url, data=data)
+        life = Life(config, under=under, environment=environment)
+        try:
+            one = Serving(life, config, data or folder / "data")
+            one.wait(lambda: one.ready()[0], "ready")
+            yield one
+        finally:
+            life.process.kill()
+            life.process.wait()
+
+
+def killed_at(point: str) -> Callable[[House, Path], Figures]:
+    """Killed there again and again, what is told in the end is what an unbroken life tells."""
+
+    def story(house: House, folder: Path) -> Figures:
+        expected = _read_through(house.config(folder / "unbroken", str(house.recording)))
+        config = house.config(folder / "broken", str(house.recording))
+        points = ["snapshot", *[point] * KILLS]  # the first life has nothing to restore
+        for one in points:
+            life = Life(config, one)
+            code = life.process.wait(PATIENCE_S)
+            assert code == -signal.SIGKILL, (one, code, life.log)
+        assert _read_through(config) == expected
+        return {"kills": len(points), "events": len(expected)}
+
+    return story
+
+
+def _read_through(config: Path) -> list[dict[str, object]]:
+    life = Life(config)
+    try:
+        life.wait_for("the stream ended")
+        assert life.end(signal.SIGTERM) == 0
+    finally:
+        life.process.kill()
+        life.process.wait()
+    return told(config)
+
+
+def disk_full(house: House, folder: Path) -> Figures:
+    """No byte is left for alerts and state: alerts go out all the same, and are kept when there is room again."""
+    with small_disk(DISK_KB) as disk, serving(house, folder, data=disk / "data") as one:
+        _fill(disk / "filler")
+        noticed_s = one.wait(lambda: not one.ready()[0] and "outbox" in one.ready()[1], "not ready")
+        assert one.value("copywatch_outbox_up") == 0
+        one.wait(lambda: one.has_told("alert.started"), "an alert, with a full disk")
+        assert one.value("copywatch_outbox_unsaved_events") > 0
+        (disk / "filler").unlink()
+        back_s = one.wait(lambda: one.ready()[0], "ready again")
+        return {"noticed_s": noticed_s, "back_s": back_s, **one.to_the_end()}
+
+
+def _fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, suppress(OSError):
+        for size in (1 << 20, 1 << 12, 1):
+            with suppress(OSError):
+                while file.write(b"\0" * size):
+                    pass
+
+
+def failing_call(call: str, error: str, when: str) -> Callable[[House, Path], Figures]:
+    """A system call on the outbox fails for a while, as with a dying disk or one that turned read-only."""
+
+    def story(house: House, folder: Path) -> Figures:
+        strace = shutil.which("strace")
+        assert strace, "this needs Debian's package strace"
+        data = (folder / "data").absolute()
+        paths = [part for name in ("", "-wal") for part in ("-P", str(data / f"{FILE}{name}"))]
+        inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={when}"]
+        under = [strace, "-D", "-f", "-q", "-o", str(folder / "calls"), *paths, *inject]
+        folder.mkdir(parents=True, exist_ok=True)
+        with serving(house, folder, data=data, under=under) as one:
+            figures = one.to_the_end()
+        failed = (folder / "calls").read_text().count(error)
+        assert failed, "no call failed"
+        assert any("outbox" in line for line in one.life.log), "nobody said so"
+        return {"failed_calls": failed, **figures}
+
+    return story
+
+
+def no_files(house: House, folder: Path) -> Figures:
+    """No file can be opened any more, and the decoder dies: it is back once there are files again."""
+    with serving(house, folder) as one:
+        pid = one.life.process.pid
+        one.wait(lambda: one.value("copywatch_frames_processed_total") > 3, "seconds")
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), limits[1]))
+        subprocess.run(["pkill", "-KILL", "-P", str(pid), "-f", "reference_db.decoder"], check=True)
+        life = one.life
+        one.wait(lambda: any("Too many open files" in line for line in list(life.log)), "a complaint")
+        time.sleep(3)  # long enough for whoever gives up to give up
+        assert life.process.poll() is None
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        before = one.value("copywatch_frames_processed_total")
+        back_s = one.wait(lambda: one.value("copywatch_frames_processed_total") > before, "seconds again")
+        one.wait(lambda: one.has_told("alert.ended"), "an alert that ended")
+        assert life.end(signal.SIGTERM) == 0
+        return {"back_s": back_s}
+
+
+def clock_set(house: House, folder: Path) -> Figures:
+    """Somebody sets the wall clock an hour forward, then two back, while a copy is on air: its alert keeps its id."""
+    assert Path(FAKETIME).exists(), "this needs Debian's package faketime"
+    clock = folder / "clock"
+    folder.mkdir(parents=True, exist_ok=True)
+    clock.write_text("+0\n")
+    environment = {
+        "LD_PRELOAD": FAKETIME,
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_NO_CACHE": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    with serving(house, folder, environment=environment) as one:
+        one.wait(lambda: one.has_told("alert.started"), "an alert")
+        clock.write_text("+3600\n")
+        one.wait(lambda: one.has_told("alert.ended"), "its end")
+        clock.write_text("-3600\n")
+        figures = one.to_the_end()
+        assert figures["alerts"] == 2, one.told()
+        first, last = one.told()[0], one.told()[-1]
+        assert last["started_at"] < first["started_at"]  # the clock was followed in what times are shown as
+        assert {event["id"] for event in one.told() if event["seq"] == 1} == {event["id"] for event in one.told()}
+        return figures
+
+
+def frozen(house: House, folder: Path) -> Figures:
+    """The whole monitor gets no processor for 8 s while a copy is on air: it catches up and tells the copy once."""
+    with serving(house, folder) as one:
+        one.wait(lambda: one.has_told("alert.started"), "an alert")
+        one.life.process.send_signal(signal.SIGSTOP)
+        time.sleep(8)  # the fault itself
+        one.life.process.send_signal(signal.SIGCONT)
+        return one.to_the_end()
+
+
+STORIES: dict[str, Callable[[House, Path], Figures]] = {
+    **{f"killed: {point}": killed_at(point) for point in POINTS},
+    "F56 disk full": disk_full,
+    "F57 fsync fails": failing_call("fsync,fdatasync", "EIO", "6..9"),
+    "F58 read-only disk": failing_call("pwrite64", "EROFS", "30..60"),
+    "F59 no files": no_files,
+    "F60 wall clock set": clock_set,
+    "F61 no processor": frozen,
+}
+
+
+def run(stories: dict[str, Callable[[House, Path], Figures]], folder: Path, at_once: int) -> dict[str, dict[str, Any]]:
+    """Tells the stories, several at once; `wrong` is 1 where one did not go as it should."""
+    house = build_house(folder)
+
+    def tell(name: str) -> dict[str, Any]:
+        place = folder / re.sub(r"\W+", "-", name)
+        try:
+            return {**{key: round(value, 1) for key, value in stories[name](house, place).items()}, "wrong": 0}
+        except Exception as error:  # a story that could not be told is as bad as one that went wrong
+            return {"wrong": 1, "error": f"{type(error).__name__}: {error}"[:2000]}
+
+    with ThreadPoolExecutor(max_workers=at_once) as pool:
+        return dict(zip(stories, pool.map(tell, stories), strict=True))
