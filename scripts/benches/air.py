@@ -1,4 +1,4 @@
-"""Paced live channels on loopback: one MPEG-TS file, aired in a loop over HTTP, each channel at another place of it."""
+"""Paced live channels on loopback: MPEG-TS files, aired in a loop over HTTP, each channel at another place."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -45,7 +46,7 @@ def prepare(video: Path, length_s: float, folder: Path) -> Path:
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
         raise SystemExit("bench: this needs ffmpeg; on Debian: apt-get install ffmpeg")
-    loop, air = folder / "loop.ts", folder / "air.ts"
+    loop, air = folder / f"{video.stem}-loop.ts", folder / f"{video.stem}-air.ts"
     with av.open(str(video)) as container:
         stream = container.streams.video[0]
         fps, codec = float(stream.average_rate or 25), stream.codec_context.name
@@ -60,12 +61,12 @@ def prepare(video: Path, length_s: float, folder: Path) -> Path:
 
 
 class Air:
-    """Channels that air a recording, each from another second of it on, until `stop`; run in a thread of its own."""
+    """Channels that air a recording each, each from another second on, until `stop`; run in a thread of its own."""
 
-    def __init__(self, recording: Recording, n_channels: int, apart_s: float) -> None:
-        self._recording = recording
+    def __init__(self, recordings: Sequence[Recording], apart_s: float) -> None:
+        self._recordings = recordings
         self._apart_s = apart_s
-        self._clients: list[set[asyncio.StreamWriter]] = [set() for _ in range(n_channels)]
+        self._clients: list[set[asyncio.StreamWriter]] = [set() for _ in recordings]
         self._ready = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._began = 0.0
@@ -79,15 +80,15 @@ class Air:
 
     def sent_at(self, channel: int, stream_s: float) -> float:
         """When (time.time) the first bytes of this channel beyond this second of its own clock went out."""
-        k = bisect.bisect_right(self._recording.dts_s, stream_s)
-        return self._began + self._recording.dts_s[k] - self._offset_s(channel)
+        dts_s = self._recordings[channel].dts_s
+        return self._began + dts_s[bisect.bisect_right(dts_s, stream_s)] - self._offset_s(channel)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _offset_s(self, channel: int) -> float:
-        return self._recording.dts_s[0] + channel * self._apart_s
+        return self._recordings[channel].dts_s[0] + channel * self._apart_s
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -109,7 +110,7 @@ class Air:
         self._clients[channel].add(writer)
 
     async def _air(self, channel: int) -> None:
-        recording, offset_s = self._recording, self._offset_s(channel)
+        recording, offset_s = self._recordings[channel], self._offset_s(channel)
         for k in range(bisect.bisect_left(recording.dts_s, offset_s), len(recording.at)):
             wait_s = self._began + recording.dts_s[k] - offset_s - time.time()
             if wait_s > 0:

@@ -1,7 +1,8 @@
 """N live channels of one video, watched by `copywatch serve`, against `ffmpeg -skip_frame nokey` on the same streams.
 
 The video is aired in a loop over HTTP in real time, each channel at another place of it, a key picture every 1.6 s. It
-is registered, so that alerts happen, among as many seconds of other references as asked for. Both sides read every
+is registered, so that alerts happen, among as many seconds of other references as asked for; with `--other`, only some
+channels air it, and the rest something that nobody registered. Both sides read every
 channel at once and are measured over the same seconds; all children count. Needs Debian's package ffmpeg.
 """
 
@@ -46,6 +47,8 @@ SETTLE_S = 2  # seconds that a channel may be behind and still be in real time
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("video", type=Path, help="the film to loop, best 1080p H.264 with a key picture every 1.6 s")
     parser.add_argument("--channels", type=int, default=10)
+    parser.add_argument("--other", type=Path, help="what the channels without a copy air; without it all air the film")
+    parser.add_argument("--copies", type=int, default=2, help="channels that air the film, beside those with --other")
     parser.add_argument("--seconds", type=int, default=120, help="measured, after the warm-up")
     parser.add_argument("--warm-up", type=int, default=30, help="seconds before anything is measured")
     parser.add_argument("--mode", choices=("economy", "exact", "auto"), default="economy")
@@ -59,8 +62,10 @@ def run(args: argparse.Namespace) -> Figures:
         say(f"making a library of {args.reference_seconds} s and the film")
         make_library(folder / "data", [args.video, *args.references], args.reference_seconds)
         length_s = args.warm_up + args.seconds + args.channels * APART_S + 90  # and time to start
-        recording = Recording.of(prepare(args.video, length_s, folder))
-        air = Air(recording, args.channels, APART_S)
+        film = Recording.of(prepare(args.video, length_s, folder))
+        n_copies = args.channels if args.other is None else args.copies
+        other = film if args.other is None else Recording.of(prepare(args.other, length_s, folder))
+        air = Air([film] * n_copies + [other] * (args.channels - n_copies), APART_S)
         try:
             with serving(folder, air, args) as (monitor, address), ffmpegs(air, args.channels) as decoders:
                 return measure(args, air, monitor, address, decoders, folder / "alerts.jsonl")
@@ -170,6 +175,7 @@ def measure(
     return {
         "channels": args.channels,
         "seconds": round(took_s, 1),
+        "copies_on_air": args.channels if args.other is None else args.copies,
         "mode": args.mode,
         "reference_seconds": int(after["copywatch_reference_seconds", "", ""]),
         "cpu_s_per_channel_minute": round(ours_s / channel_minutes, 3),
@@ -264,7 +270,8 @@ class Told:
 def lines(figures: Figures) -> Iterator[str]:
     delay, memory = figures["alert_delay_s"], figures["memory_mb"]
     yield (
-        f"{figures['channels']} channels, {figures['mode']}, for {figures['seconds']:.0f} s, "
+        f"{figures['channels']} channels, a copy on {figures['copies_on_air']}, {figures['mode']}, "
+        f"for {figures['seconds']:.0f} s, "
         f"{figures['reference_seconds']} s of references"
     )
     yield (
