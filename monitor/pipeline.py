@@ -48,7 +48,8 @@ from reference_db.index import Hits, ReferenceIndex
 KEEP_EVERY_S = 2.0  # between two snapshots of a channel that tells nothing
 SILENCE_S = MAX_SILENCE_S + 1.0  # after which what was on air is over: the clock begins a new epoch
 OUTCOME_SLACK = 64  # outcomes that may wait for their sinks before matching waits for them
-REMOVED = "reference removed"  # why an alert ended that was still on air
+# why an alert ended that was still on air
+REMOVED, REPLACED, QUARANTINED = "reference removed", "reference replaced", "reference quarantined"
 GAPS_KEPT = 256  # of a channel, for the alerts they fall into
 
 
@@ -169,8 +170,7 @@ class Watch:
         if state.epoch is not None and state.book is not None:
             self._book = self._new_book(state.epoch)
             self._book.restore(state.book)
-            newest = self._matcher.window.newest_s or 0
-            alerts = self._shown(self._book.end(gone, newest, list(self._gaps), REMOVED))
+            alerts = self._shown(self._end(gone, self._library.index, self._matcher.window.newest_s or 0))
         return Resumed(notes["position"], alerts)
 
     @property
@@ -259,11 +259,22 @@ class Watch:
         alerts: list[Alert] = []
         if index is not self._index:
             self._index = index
-            alerts = self._book.end(matcher.drop_gone(index), live.second, list(self._gaps), REMOVED)
+            alerts = self._end(matcher.drop_gone(index), index, live.second)
         alerts += self._book.heed(self._library.rules, live.second, list(self._gaps))
         hits = self._hits(index, live.row) if live.counts and live.row is not None else None
         maps = yield matcher.plan(live, hits, index)
         return self._shown(alerts + self._told(live.second, matcher.apply(maps, self._book.told)))
+
+    def _end(self, gone: set[ReferenceId], index: ReferenceIndex, now_s: int) -> list[Alert]:
+        """Ends the open alerts of references that this index has no more, each with its reason."""
+        assert self._book is not None
+        damaged = gone & index.damaged.keys()
+        replaced = {reference for reference in gone - damaged if index.place(reference) is not None}
+        return [
+            *self._book.end(damaged, now_s, list(self._gaps), QUARANTINED),
+            *self._book.end(replaced, now_s, list(self._gaps), REPLACED),
+            *self._book.end(gone - damaged - replaced, now_s, list(self._gaps), REMOVED),
+        ]
 
     def _shown(self, alerts: list[Alert]) -> list[Alert]:
         """Hands over what there is of each alert as evidence; the alerts then say where it is."""

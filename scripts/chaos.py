@@ -49,6 +49,7 @@ def storage(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     run("random kills", lambda: storage.random_kills(args.kills, args.seed))
     if os.geteuid() == 0:
         run("full and read-only disks", lambda: disks.fill_disks(range(200, 2000, 100)))
+        run("disks without room for a file", lambda: disks.use_up_files(range(8, 60, 2)))
     else:
         say("full and read-only disks: left out, only root may mount them")
     run("power cuts", lambda: power.cuts(storage.OPERATIONS, args.cuts, args.seed))

@@ -18,6 +18,7 @@ from monitor.pipeline import Library, Watch
 from monitor.settings import Settings
 from reference_db import index as index_module
 from reference_db.catalog import Catalog, ReferenceFeatures, ReferenceId
+from reference_db.feature_rows import HeldRows
 from reference_db.index import IndexKeeper, ReferenceIndex
 from tests.planted_air import FILMS, Part, aired, film_rows, library, told, trained
 from tests.reference_db.test_catalog import some_reference
@@ -28,11 +29,13 @@ AIR = aired([Part(10, noise=1.0), Part(40, "swift", 20, noise=0.2, beside="other
 
 
 def index_of(*names: str) -> ReferenceIndex:
-    pairs = []
-    for reference in library(tuple(names)).index.references:
-        rows = film_rows(reference.id)
-        pairs.append((reference, ReferenceFeatures(rows.astype(np.float16), np.ones(len(rows), np.bool_))))
+    pairs = [(reference, rows_of(reference.id)) for reference in library(tuple(names)).index.references]
     return ReferenceIndex.from_features(pairs, generation=7)
+
+
+def rows_of(name: str) -> ReferenceFeatures:
+    rows = film_rows(name)
+    return ReferenceFeatures(rows.astype(np.float16), np.ones(len(rows), np.bool_))
 
 
 def test_removing_a_reference_that_is_on_air_ends_its_alert_with_a_reason_and_no_other() -> None:
@@ -50,6 +53,24 @@ def test_removing_a_reference_that_is_on_air_ends_its_alert_with_a_reason_and_no
     (last,) = [alert for alert in after if alert.type == ENDED]
     assert (last.reference, last.reason) == ("other", None)
     assert last.channel_end == pytest.approx(50, abs=3)
+
+
+@pytest.mark.parametrize(("names", "damaged", "reason"), [
+    (("other",), {ReferenceId("swift"): "its feature file has changed on disk"}, "reference quarantined"),
+    (("other", "swift"), {}, "reference replaced"),
+])  # fmt: skip
+def test_an_alert_tells_what_became_of_its_reference(
+    names: tuple[str, ...], damaged: dict[ReferenceId, str], reason: str
+) -> None:
+    lent = Library(index_of(*FILMS))
+    watch = Watch(lent, trained(), Settings(), Metrics(CollectorRegistry()))
+    told(watch, AIR, 0, 30)
+    pairs = [(replace(one, features_sha256="f" * 64) if one.id == "swift" else one, rows_of(one.id)) for one in
+             index_of(*names).references]  # fmt: skip
+    held = ReferenceIndex.from_features(pairs)
+    lent.replace(ReferenceIndex(held.references, 8, held.parts, HeldRows(pairs), damaged))
+    ended = told(watch, AIR, 30, 31)[0]
+    assert (ended.type, ended.reference, ended.reason) == (ENDED, "swift", reason)
 
 
 def test_a_reference_added_while_it_is_on_air_is_told_and_a_merge_changes_nothing() -> None:

@@ -1,4 +1,4 @@
-"""A disk that is really full, and one that turns read-only: small ones in memory, which only root may mount."""
+"""Disks that are full, of bytes or of files, or turn read-only: small ones in memory, which only root may mount."""
 
 import subprocess
 from collections.abc import Iterator
@@ -11,12 +11,11 @@ from tests.chaos.storage import Tally, place, put, state
 
 
 @contextmanager
-def small_disk(size_kb: int) -> Iterator[Path]:
-    """A file system of this size; raises CalledProcessError where it may not be mounted."""
+def small_disk(size_kb: int, n_files: int = 0) -> Iterator[Path]:
+    """A file system of this size, for so many files at most; raises CalledProcessError where it may not be mounted."""
     with place() as home:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={size_kb}k", "none", home], check=True, capture_output=True
-        )
+        options = f"size={size_kb}k" + (f",nr_inodes={n_files}" if n_files else "")
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", home], check=True, capture_output=True)
         try:
             yield home
         finally:
@@ -33,6 +32,19 @@ def fill_disks(sizes_kb: range) -> Tally:
                 _fill(disk, tally)
             except (AssertionError, StorageError) as wrong:
                 tally.wrong.append(f"{size_kb} kB: {wrong}")
+    return tally
+
+
+def use_up_files(limits: range) -> Tally:
+    """The same on disks that have room enough, but cannot hold more files."""
+    tally = Tally()
+    for n_files in limits:
+        tally.n_trials += 1
+        with small_disk(20_000, n_files) as disk:
+            try:
+                _fill(disk, tally)
+            except (AssertionError, StorageError) as wrong:
+                tally.wrong.append(f"{n_files} files: {wrong}")
     return tally
 
 

@@ -1,5 +1,7 @@
 """The keeper: generations follow the catalogue, parts are merged aside, files are believed by their hash only."""
 
+import os
+import resource
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -340,3 +342,33 @@ def test_a_file_cut_short_under_us_is_zeros_and_a_missing_one_has_no_place(tmp_p
     assert not rows[145:].any()
     next((tmp_path / "features").glob("film-2.*")).unlink()
     assert index.place(ReferenceId("film-2")) is None
+
+
+def test_a_process_that_may_open_no_more_files_closes_older_ones(tmp_path: Path) -> None:
+    add(tmp_path, *range(6))
+    wanted = found(keeper(tmp_path).refresh(), *range(6))
+    index = keeper(tmp_path).refresh()
+    held = [index.rows(place) for place in range(3)]
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/", os.O_RDONLY)  # the next one that would be opened
+    os.close(lowest)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, allowed[1]))
+        with pytest.raises(OSError, match="Too many open files"):
+            os.open("/", os.O_RDONLY)
+        del held
+        assert found(index, *range(6)) == wanted
+        assert all(index.place(ReferenceId(f"film-{n}")) == n for n in range(6))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, allowed)
+
+
+def test_a_removed_reference_s_file_is_not_kept_open(tmp_path: Path) -> None:
+    add(tmp_path, *range(6))
+    kept = keeper(tmp_path)
+    found(kept.refresh(), *range(6))
+    remove(tmp_path, 2)
+    kept.refresh()
+    open_files = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+    assert not [name for name in open_files if str(tmp_path) in name and "(deleted)" in name]
+    assert [name for name in open_files if f"{tmp_path}/features/film-3" in name]

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import struct
 import subprocess
 import sys
@@ -332,3 +333,33 @@ def test_a_folder_that_cannot_be_looked_into_is_told_and_the_rest_goes_on(
     (folder / "secret").chmod(0o755)
     assert done.stdout == f"1 ['{folder}/secret cannot be read: Permission denied.']\n", done.stderr
     assert isinstance(MediaError("x"), CatalogError)
+
+
+def test_files_that_may_not_be_read_are_told_one_by_one(encoder: Path, films: Path, tmp_path: Path) -> None:
+    """As another user, where we are root: root may read anything."""
+    folder = tmp_path / "films"
+    folder.mkdir()
+    for name in ("a.mp4", "b.mp4"):
+        shutil.copy(films / "one.mp4", folder / name)
+        (folder / name).chmod(0)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data").chmod(0o777)
+    program = (
+        "import os, sys, json\nfrom pathlib import Path\n"
+        "sys.path[:0] = json.loads(sys.argv[4])\n"
+        "import reference_db.encoder, reference_db.index, reference_db.registration\n"
+        "from reference_db.library import References\n"
+        "library = References(Path(sys.argv[1]), Path(sys.argv[3]))\n"
+        "if os.getuid() == 0: os.setuid(65534)\n"
+        "print([str(added.error) for added in library.add([Path(sys.argv[2])])], len(library.list().references))"
+    )
+    for parent in (folder, *folder.parents, *encoder.parents):
+        if parent.stat().st_uid == os.getuid() and parent != parent.parent:
+            parent.chmod(parent.stat().st_mode | 0o055)
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "data", folder, encoder, json.dumps(sys.path)],
+        capture_output=True,
+        text=True,
+    )
+    wanted = [f"{name} cannot be read: Permission denied." for name in ("a.mp4", "b.mp4")]
+    assert done.stdout == f"{wanted} 0\n", done.stderr
