@@ -13,16 +13,12 @@ fit theirs raise DamagedReference; a row that is gone no longer fits the tally. 
 each change, since SQLite would take a damaged one for one that was never finished.
 """
 
-import errno
-import fcntl
 import hashlib
 import logging
 import os
-import struct
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -30,13 +26,8 @@ from typing import Self
 
 import apsw
 
-from reference_db.errors import (
-    CatalogLocked,
-    DamagedReference,
-    ReferenceExists,
-    StorageError,
-    UnknownReference,
-)
+from reference_db.disk import REPAIR, locked, make_directories, sync_directory, told, write_file
+from reference_db.errors import DamagedReference, ReferenceExists, StorageError, UnknownReference
 from reference_db.references import (
     FEATURE_SIZE,
     Reference,
@@ -62,6 +53,7 @@ from reference_db.tables import (
     select,
     tally_problem,
 )
+from reference_db.thumbnails import packed_thumbnails, thumbnail_in
 from reference_db.transactions import transaction
 
 __all__ = ["FEATURE_SIZE", "Catalog", "Contents", "Reference", "ReferenceFeatures", "ReferenceId", "check_id"]
@@ -69,8 +61,6 @@ __all__ = ["FEATURE_SIZE", "Catalog", "Contents", "Reference", "ReferenceFeature
 logger = logging.getLogger(__name__)
 
 BUSY_TIMEOUT_MS = 5000
-THUMBNAIL = struct.Struct("<QII")  # offset, length and CRC-32 of one second's JPEG; length 0 where there is none
-REPAIR = "run `copywatch refs verify --repair`, which makes it again from the feature files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +95,11 @@ class Catalog:
         """
         if not write:
             return cls(data_dir, None, must_exist=must_exist)
-        with _told(data_dir):
-            _make_directories(data_dir)
-            catalog = cls(data_dir, _locked(data_dir))
+        with told(data_dir):
+            make_directories(data_dir)
+            catalog = cls(data_dir, locked(data_dir))
         try:
-            with _told(data_dir):
+            with told(data_dir):
                 catalog._connect_to_write()
                 catalog._clear_away_garbage()
         except BaseException:
@@ -125,8 +115,8 @@ class Catalog:
         catalogue was kept comes back.
         """
         path = data_dir / "catalog.sqlite"
-        with _told(data_dir):
-            lock = _locked(data_dir)
+        with told(data_dir):
+            lock = locked(data_dir)
             try:
                 found = salvage(data_dir)
                 references = list(choose(found))
@@ -214,16 +204,12 @@ class Catalog:
             return None
         try:
             with self.thumbnails_path(reference).open("rb") as pack:
-                pack.seek(second * THUMBNAIL.size)
-                offset, length, checksum = THUMBNAIL.unpack(pack.read(THUMBNAIL.size))
-                pack.seek(offset)
-                jpeg = pack.read(length)
-        except (OSError, struct.error, OverflowError, ValueError) as error:
+                jpeg = thumbnail_in(pack, second)
+        except (OSError, ValueError) as error:
             if self.get(id) != reference:  # replaced meanwhile
                 return self.thumbnail(id, second)
-            raise DamagedReference(id, "its thumbnails cannot be read") from error
-        if len(jpeg) != length or zlib.crc32(jpeg, second) != checksum:
-            raise DamagedReference(id, f"its thumbnail of second {second} has changed on disk")
+            what = "its thumbnails cannot be read" if isinstance(error, OSError) else str(error)
+            raise DamagedReference(id, what) from error
         return jpeg or None
 
     def add(
@@ -253,7 +239,7 @@ class Catalog:
         A damaged one can be removed too.
         """
         row = self._row(id)
-        with _told(self.data_dir):
+        with told(self.data_dir):
             self._change(minus=[row])
             self._remove_files(row, keep=None)
         logger.info("removed reference %s", id)
@@ -263,7 +249,7 @@ class Catalog:
         stored = self._select("quarantine")
         if {row[0]: row[1] for row in stored} == reasons:
             return
-        with _told(self.data_dir):
+        with told(self.data_dir):
             self._change(minus=stored, plus=[hashed((id, reason)) for id, reason in sorted(reasons.items())])
 
     def features_path(self, reference: Reference) -> Path:
@@ -276,13 +262,13 @@ class Catalog:
 
     def files(self) -> list[Path]:
         """Every file of features and thumbnails, those of no reference too."""
-        with _told(self.data_dir):
+        with told(self.data_dir):
             folders = [self.data_dir / name for name in ("features", "thumbnails")]
             return sorted(path for folder in folders if folder.is_dir() for path in folder.iterdir())
 
     def faults(self) -> list[str]:
         """What SQLite itself finds wrong with the catalogue's pages."""
-        with _told(self.data_dir):
+        with told(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return []
             assert self._connection is not None
@@ -298,16 +284,16 @@ class Catalog:
         check_words(reference.title, reference.owner, reference.tags)
         if len(features.rows) != reference.n_seconds or (thumbnails and len(thumbnails) != reference.n_seconds):
             raise ValueError(f"{reference.id}: features and thumbnails must be {reference.n_seconds} seconds long")
-        pictures = _packed_thumbnails(thumbnails) if thumbnails else None
+        pictures = packed_thumbnails(thumbnails) if thumbnails else None
         shown = "" if pictures is None else hashlib.sha256(pictures).hexdigest()
         reference = replace(reference, features_sha256="", thumbnails_sha256=shown)
         content = packed(reference, features)
         reference = replace(reference, features_sha256=hashlib.sha256(content).hexdigest())
-        with _told(self.data_dir):
+        with told(self.data_dir):
             self._check_writable()
             if pictures is not None:
-                _write_file(self.thumbnails_path(reference), pictures)
-            _write_file(self.features_path(reference), content)
+                write_file(self.thumbnails_path(reference), pictures)
+            write_file(self.features_path(reference), content)
             self._change(minus=[instead_of] if instead_of else [], plus=[row_of(reference)])
             if instead_of:
                 self._remove_files(instead_of, keep=reference)
@@ -347,7 +333,7 @@ class Catalog:
         except (apsw.IOError, apsw.FullError) as error:
             logger.warning("the catalogue's log could not be emptied: %s", error)
             self._close_after(error)  # what was committed stands, but nothing more goes through this connection
-            _sync_directory(self.data_dir)  # it stands in the log, whose name must stay
+            sync_directory(self.data_dir)  # it stands in the log, whose name must stay
 
     def _empty_log(self) -> None:
         """Moves the change from the log to its place; where a reader stands in the way, the next change does it."""
@@ -356,7 +342,7 @@ class Catalog:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.BusyError:
             logger.info("a reader holds the catalogue's log; it is emptied with the next change")
-            _sync_directory(self.data_dir)  # the log's name must stay; that SQLite's own sync failed it would not say
+            sync_directory(self.data_dir)  # the log's name must stay; that SQLite's own sync failed it would not say
 
     def _close_after(self, error: apsw.Error) -> None:
         """Lets go of a library whose disk has failed, as it is: closing must not try once more what failed."""
@@ -396,7 +382,7 @@ class Catalog:
 
     def _read(self) -> tuple[list[Row], list[Row], list[Row]]:
         """All rows of library, references and quarantine, as of one moment."""
-        with _told(self.data_dir):
+        with told(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return [], [], []
             assert self._connection is not None
@@ -405,7 +391,7 @@ class Catalog:
         raise AssertionError  # `with` of a connection passes every error on
 
     def _select(self, table: str, column: str = "", value: str = "") -> list[Row]:
-        with _told(self.data_dir):
+        with told(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return []
             assert self._connection is not None
@@ -450,30 +436,6 @@ class Catalog:
                 path.unlink()
 
 
-def _packed_thumbnails(thumbnails: Sequence[bytes]) -> bytes:
-    """The JPEGs behind a table of where each is; the checksum begins at the second, so that none stands for another."""
-    table, offset = bytearray(), THUMBNAIL.size * len(thumbnails)
-    for second, jpeg in enumerate(thumbnails):
-        table += THUMBNAIL.pack(offset, len(jpeg), zlib.crc32(jpeg, second))
-        offset += len(jpeg)
-    return bytes(table) + b"".join(thumbnails)
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    """Writes the file so that it is there whole or not at all, and stays."""
-    aside = path.with_name(path.name + ".part")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-    _sync_directory(path.parent)
-
-
 def _create(path: Path, references: Iterable[Reference] = (), generation: int = 0) -> None:
     """Makes a catalogue of these aside and puts it in its place, so that no reader meets one that is half made."""
     aside = path.with_name(path.name + ".part")
@@ -483,7 +445,7 @@ def _create(path: Path, references: Iterable[Reference] = (), generation: int = 
     for log in (path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
         log.unlink(missing_ok=True)  # one of a catalogue that was there would be taken for this one's
     aside.rename(path)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def _copied_aside(path: Path) -> Path:
@@ -492,52 +454,5 @@ def _copied_aside(path: Path) -> Path:
     while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
     if path.exists():
-        _write_file(kept, path.read_bytes())
+        write_file(kept, path.read_bytes())
     return kept
-
-
-def _make_directories(data_dir: Path) -> None:
-    """Makes the library's directories, so that they stay."""
-    missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
-    for path in [*reversed(missing), data_dir / "features", data_dir / "thumbnails"]:
-        if not path.is_dir():
-            path.mkdir(exist_ok=True)
-            _sync_directory(path.parent)
-
-
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _locked(data_dir: Path) -> int:
-    """The writer's lock, as a file handle; the system lets go of it when the process ends, however that happens."""
-    handle = os.open(data_dir / "writer.lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise CatalogLocked(
-            f"Another process is changing the library in {data_dir}; try again when it is done."
-        ) from None
-    return handle
-
-
-@contextmanager
-def _told(data_dir: Path) -> Iterator[None]:
-    """Turns errors of disk and database into a sentence that says what to do."""
-    try:
-        yield
-    except (OSError, apsw.Error) as error:
-        if isinstance(error, apsw.FullError) or getattr(error, "errno", None) == errno.ENOSPC:
-            raise StorageError(f"The disk of {data_dir} is full; free some space and try again.") from error
-        if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.SQLError | apsw.FormatError):
-            name = data_dir / "catalog.sqlite"
-            raise StorageError(f"{name} is damaged; {REPAIR}.") from error
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise StorageError(
-            f"The library in {data_dir} cannot be used ({reason}); check the path and its permissions, or set data_dir."
-        ) from error

@@ -26,7 +26,7 @@ _faiss: Any = faiss  # its types know only a part of it
 SHORTLIST = 40  # seconds that are ranked again by their features
 LIST_ROWS = 1024  # seconds in a list, about
 MIN_LISTS, MAX_LISTS = 64, 32768
-LISTS_READ = 192  # of 1,024 lists, that a row looks through; of more lists more, by their number's fourth root
+LISTS_READ = 192  # of 1,024 lists, that a row looks through; of more lists more, by their number's eighth root
 LIST_SAMPLE = 32  # seconds per list that the code book is learned from
 LEARNING_ROUNDS = 8
 BLOCK_ROWS = 1 << 15  # rows compared at once while learning
@@ -123,7 +123,7 @@ class CodeBook:
         self.n_lists = int(quantizer.ntotal)
         n_groups = _faiss.downcast_index(quantizer).nlist
         self.reading = _faiss.SearchParametersIVF(
-            nprobe=min(self.n_lists, round(LISTS_READ * (self.n_lists / 1024) ** 0.25)),
+            nprobe=min(self.n_lists, round(LISTS_READ * (self.n_lists / 1024) ** 0.125)),
             quantizer_params=_faiss.SearchParametersIVF(nprobe=max(32, n_groups // 2)),
         )
 

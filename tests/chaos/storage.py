@@ -173,14 +173,15 @@ def _told_too_soon(data_dir: Path, ack: Ack) -> None:
 
 
 def _row_before_files(data_dir: Path, ack: Ack) -> None:
-    write_file, change, late = catalog_module._write_file, Catalog._change, list[tuple[Path, bytes]]()
+    monkey: Any = catalog_module
+    write_file, change, late = monkey.write_file, Catalog._change, list[tuple[Path, bytes]]()
 
     def change_first(self: Catalog, **rows: Any) -> None:
         change(self, **rows)
         for path, content in late:
             write_file(path, content)
 
-    catalog_module._write_file = lambda path, content: late.append((path, content))
+    monkey.write_file = lambda path, content: late.append((path, content))
     Catalog._change = change_first  # type: ignore[method-assign]
     add(data_dir, ack)
 
