@@ -170,6 +170,7 @@ class Publisher:
         self._stop = stop
         self._producer: AIOKafkaProducer | None = None
         self._making = asyncio.Lock()
+        self._is_up = True
 
     async def send(self, record: dict[str, Any]) -> bool:
         """Returns when the broker has it; False where it could not be reached before we had to stop."""
@@ -196,8 +197,9 @@ class Publisher:
         await self._drop(self._producer)
 
     def _tell(self, complaint: str | None) -> None:
-        if complaint is not None:
+        if complaint is not None and self._is_up:
             logger.warning("%s; trying until it does", complaint)
+        self._is_up = complaint is None
         self._metrics.kafka_up.set(complaint is None)
         self._complain(complaint)
 

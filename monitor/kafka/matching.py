@@ -56,7 +56,7 @@ POLL_S = 0.1  # between two looks at what partitions want
 FETCH_BYTES = 4 << 20  # of one partition at once; a larger record comes alone
 ASK_EVERY_S = 5.0  # whether the broker answers
 FRESH_S = 5.0  # a look at a partition's end is no older than this, or it says nothing
-GIVE_UP_S = 60.0  # without progress, after which the client is made anew
+GIVE_UP_S = 60.0  # without progress, and the time of a rebalance, after which the client is made anew
 READERS = 2  # threads that decode pictures
 REFRESH_METADATA_S = 60.0  # new partitions are seen as soon as this
 
@@ -187,8 +187,9 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._tell(None)
             except (KafkaError, OSError, TimeoutError) as error:
                 self._tell(f"the broker does not answer ({in_words(error)})")
-            if time.monotonic() - self._moved_s > GIVE_UP_S:
-                raise Unreachable(f"nothing came for {GIVE_UP_S:.0f} s though there is something to read")
+            patience_s = GIVE_UP_S + self._kafka.rebalance_timeout_s  # while partitions are spread nothing comes
+            if time.monotonic() - self._moved_s > patience_s:
+                raise Unreachable(f"nothing came for {patience_s:.0f} s though there is something to read")
             await asyncio.sleep(ASK_EVERY_S)
 
     # --- polling -----------------------------------------------------------------------------------------------------

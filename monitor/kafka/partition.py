@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from monitor.alerting.alerts import Alert
@@ -128,6 +128,10 @@ class Partition:
                     async with self._working:
                         await self._round()
             except Exception as error:
+                if isinstance(
+                    error, ProducerFenced
+                ):  # somebody else has it: the next heartbeats say whether we still do
+                    self._retry_s = max(self._retry_s, self._kafka.session_timeout_s / 4)
                 known = isinstance(error, KafkaError | OSError | TimeoutError | MonitorError)
                 logger.warning(
                     "partition %d is taken up again in %.0f s: %s",
