@@ -1,21 +1,15 @@
-"""A fleet for tests: topics of its own on the real broker, air that was encoded once, and members as real processes."""
+"""A fleet for tests: topics of its own on the real broker, and air that was encoded once."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 import time
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
@@ -49,13 +43,12 @@ class Fleet:
     broker: Broker
     studio: Studio
     name: str
-    folder: Path
     partitions: int
 
     @classmethod
-    def new(cls, broker: Broker, studio: Studio, folder: Path, partitions: int = 1) -> Fleet:
+    def new(cls, broker: Broker, studio: Studio, partitions: int = 1) -> Fleet:
         """A fleet whose topics are there."""
-        fleet = cls(broker, studio, f"t{uuid.uuid4().hex[:8]}", folder, partitions)
+        fleet = cls(broker, studio, f"t{uuid.uuid4().hex[:8]}", partitions)
         kafka = fleet.settings().kafka
         asyncio.run(ensure_topics(kafka, [kafka.frames, kafka.alerts, kafka.state, dlq_of(kafka.frames)]))
         return fleet
@@ -149,18 +142,6 @@ class Fleet:
             finally:
                 stop.set()
 
-    def config(self, **more: object) -> Path:
-        """A configuration file of a member."""
-        path = self.folder / f"{uuid.uuid4().hex[:8]}.yaml"
-        values = {
-            "data_dir": str(self.studio.settings.data_dir),
-            "web": {"port": 0},
-            "kafka": self.kafka(**more),
-            "logging": {"format": "json"},
-        }
-        path.write_text(json.dumps(values))  # JSON is YAML
-        return path
-
 
 @dataclass(frozen=True)
 class Scrape:
@@ -186,35 +167,3 @@ class Scrape:
     def _text(self) -> str:
         with urllib.request.urlopen(f"{self.address}/metrics", timeout=30) as reply:
             return str(reply.read().decode())
-
-
-class Life:
-    """One process of `match`; its log is read as it comes. `point` names where it is to die, `count` which time."""
-
-    def __init__(self, config: Path, point: str = "none", count: int = 1) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.dying_match", point, str(count), "match", "--config", str(config)],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")},
-        )
-        self.log: list[str] = []
-        self._came = threading.Condition()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stderr
-        for line in self.process.stderr:
-            with self._came:
-                self.log.append(line)
-                self._came.notify_all()
-
-    def wait_for(self, words: str, patience_s: float = PATIENCE_S) -> None:
-        with self._came:
-            said = self._came.wait_for(lambda: any(words in line for line in self.log), patience_s)
-        assert said, f"no {words!r} in the log:\n{''.join(self.log)}"
-
-    def end(self, number: int = signal.SIGKILL) -> int:
-        """Sends the signal; the exit code."""
-        self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S)

@@ -25,8 +25,8 @@ from tests.studio import Studio
 
 
 @pytest.fixture
-def fleet(broker: Broker, studio: Studio, tmp_path: Path) -> Fleet:
-    return Fleet.new(broker, studio, tmp_path)
+def fleet(broker: Broker, studio: Studio) -> Fleet:
+    return Fleet.new(broker, studio)
 
 
 @asynccontextmanager
