@@ -2,10 +2,13 @@
 
 import json
 import os
+import pty
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -308,6 +311,30 @@ def test_a_reference_is_exported_and_imported(run: Run, films: Path, tmp_path: P
     bad = run("refs", "import", "bad.copywatch", "one.copywatch", *there)
     assert (bad.code, bad.out) == (1, "already there: one (6 s)\n")
     assert bad.err == "copywatch: bad.copywatch is no export of Copywatch, or cut short.\n"
+
+
+def test_adding_on_a_terminal_shows_how_fast_and_how_long_still(encoder: Path, tmp_path: Path) -> None:
+    write_film(tmp_path / "film.mp4", 4, 90)
+    ours, theirs = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")}
+    environment |= {"COPYWATCH_DATA_DIR": str(tmp_path / "data"), "COPYWATCH_ENCODER": str(encoder), "COLUMNS": "120"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "monitor.cli", "refs", "add", tmp_path / "film.mp4"],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment | {"TERM": "xterm"},
+    )
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the terminal is gone once nobody writes to it
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    assert process.stdout is not None
+    assert b"film" in process.stdout.read()
+    assert process.wait() == 0
+    words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"film\.mp4 \S+ 00:0\d:\d\d of 00:01:30 +\d+\.\dx +\d:\d\d:\d\d", words), words[-2000:]
 
 
 def test_thumbnails_are_a_setting(run: Run, films: Path, tmp_path: Path) -> None:
