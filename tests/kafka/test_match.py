@@ -12,6 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from PIL import Image
 
+from monitor.kafka import partition
 from tests.broker import Broker
 from tests.kafka.fleet import Fleet
 from tests.kafka.test_records import bomb
@@ -95,3 +96,21 @@ async def _deleted(fleet: Fleet) -> None:
     assert ended["gaps"] == [{"at": 22, "seconds": 3, "reason": "expired"}]
     (started,) = (one for one in told.values() if one["type"] == "alert.started" and one["reference"] == "harbour")
     assert started["id"] == ended["id"]
+
+
+def test_a_channel_that_falls_silent_is_over_and_goes_on_when_it_is_back(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition, "SILENCE_S", 2.0)
+    asyncio.run(_silent(fleet))
+
+
+async def _silent(fleet: Fleet) -> None:
+    await fleet.write(fleet.records("ch1", range(24)))  # in the middle of the first copy
+    async with fleet.member() as member:
+        silent = (await fleet.told_whole(1)).values()
+        assert {(one["type"], one["channel_end"] >= 22) for one in silent} >= {("alert.ended", True)}
+        await fleet.write([*fleet.records("ch1", fleet.seconds[40:]), fleet.end("ch1")])
+        told = await fleet.told_whole(2)
+        assert await member.value("copywatch_frames_processed_total", channel="ch1") == 24 + len(fleet.seconds) - 40
+    assert {one["reference"] for one in told.values()} == {"harbour", "garden"}
