@@ -62,6 +62,8 @@ PROPERTIES = {
     "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,"
     "SASL_SSL:SASL_SSL",
     "auto.create.topics.enable": "false",
+    "broker.session.timeout.ms": "2000",  # after a crash it is itself that it waits for
+    "broker.heartbeat.interval.ms": "500",
     "offsets.topic.replication.factor": "1",
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.replication.factor": "1",

@@ -165,7 +165,7 @@ def _decode_and_encode(values: list[bytes]) -> float:
 
 def _match(folder: Path, address: str, n_records: int) -> dict[str, Any]:
     """What it took from the first record that was matched to the last, and the loop's worst lag meanwhile."""
-    _register(folder, Film("film", "Film", FIRST_SEED, PAINTERS, 30.0))
+    _register(folder, Film("film", "Film", FIRST_SEED, PAINTERS, 20.0))
     config = folder / "copywatch.yaml"
     kafka = {"bootstrap": address, "frames": FRAMES, "alerts": "bench.alerts", "state": "bench.state"}
     kafka["group"] = f"bench-{time.time_ns():x}"

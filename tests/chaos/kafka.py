@@ -63,7 +63,7 @@ class Stage:
         broker.write(stage.frames, interleaved(made))
         fleet = stage.fleet("unbroken")
         with members(fleet) as crew:
-            crew.begin(MEMBERS)
+            crew.begin(1)
             wait_for(fleet.is_done, "an unbroken run", ROUND_S)
         stage.unbroken = fleet.told()
         return stage
@@ -135,7 +135,7 @@ def kills(stage: Stage, seed: int, n_kills: int, wrong: str = "") -> Trial:
             for name in crew.bury():
                 crew.members[name] = _reborn(fleet, name, rng, crew.deaths.total() < n_kills, wrong)
             victim = crew.members[rng.choice(sorted(crew.members))]
-            if crew.deaths.total() < n_kills and rng.random() < (0.004 if victim.point else 0.04):
+            if crew.deaths.total() < n_kills and rng.random() < (0.02 if victim.point else 0.06):
                 victim.point = ""  # it did not get so far
                 victim.kill()
             elif time.monotonic() > next_look_s:
