@@ -169,14 +169,15 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
                 await self._poll(consumer)
                 asking.cancel()
         finally:
-            await self._let_go()
+            await self._park(list(self._partitions))  # before others are given them
             await put_away(consumer)
+            await self._let_go()  # of what a rebalance brought meanwhile, too
 
     async def _let_go(self) -> None:
         await self._park(list(self._partitions))
-        for partition in self._parked.values():
+        parked, self._parked = self._parked, {}
+        for partition in parked.values():
             await partition.close()
-        self._parked.clear()
         self._metrics.kafka_partitions.set(0)
 
     async def _ask(self, consumer: AIOKafkaConsumer) -> None:
@@ -264,10 +265,10 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
             consumer.pause(frames)
             partition = self._parked.pop(frames, None) or self._new(frames)
             self._partitions[frames] = partition, asyncio.create_task(partition.run())
-        for frames, partition in self._parked.items():
+        parked, self._parked = self._parked, {}
+        for frames, partition in parked.items():
             self._forget(frames)
             await partition.close()
-        self._parked.clear()
         self._metrics.kafka_partitions.set(len(self._partitions))
         logger.info("partitions now: %s", sorted(frames.partition for frames in self._partitions) or "none")
 
@@ -276,20 +277,23 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def _park(self, wanted: list[TopicPartition]) -> None:
         """Keeps what each knows, within half the time that a rebalance may take; who is later is dropped."""
-        there = [frames for frames in wanted if frames in self._partitions]
-        budget_s = self._kafka.rebalance_timeout_s / 2
-        results = await asyncio.gather(
-            *(asyncio.wait_for(self._partitions[frames][0].park(), budget_s) for frames in there),
-            return_exceptions=True,
-        )
-        for frames, result in zip(there, results, strict=True):
-            partition, task = self._partitions.pop(frames)
-            task.cancel()
-            await asyncio.wait({task})
-            if isinstance(result, BaseException):
-                logger.warning("partition %d could not be kept: %s", frames.partition, in_words(result))
-                await partition.close()
-            self._parked[frames] = partition
+        there = {frames: self._partitions.pop(frames) for frames in wanted if frames in self._partitions}
+        resting = (self._bring_to_rest(frames, *both) for frames, both in there.items())
+        await asyncio.gather(*resting, return_exceptions=True)
+
+    async def _bring_to_rest(self, frames: TopicPartition, partition: Partition, task: asyncio.Task[None]) -> None:
+        """Parks one; its task is over when this returns, even where it is cancelled: two would fight over it."""
+        failed: BaseException | None = None
+        try:
+            await asyncio.wait_for(partition.park(), self._kafka.rebalance_timeout_s / 2)
+        except (Exception, asyncio.CancelledError) as error:
+            failed = error
+        task.cancel()
+        await asyncio.wait({task})
+        if failed is not None:
+            logger.warning("partition %d could not be kept: %s", frames.partition, in_words(failed))
+            await partition.close()
+        self._parked[frames] = partition
 
     async def _offset_at(self, frames: TopicPartition, time_ms: int) -> int | None:
         """The offset of the first record that is no older; that of the end where none is."""
