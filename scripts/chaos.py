@@ -118,7 +118,7 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
                 parts["handover"] = kafka.handovers(stage, args.seed, 3 * args.rounds)
                 say(f"handover: {json.dumps(parts['handover'])}")
             for wrong in WRONG if args.rounds else ():
-                run(f"control: {wrong}", lambda seed, wrong=wrong: kafka.kills(stage, seed, 5, wrong), bool)  # type: ignore[misc]
+                run(f"control: {wrong}", lambda seed, wrong=wrong: kafka.control(stage, seed, wrong), bool)  # type: ignore[misc]
         finally:
             node.stop()
     return parts

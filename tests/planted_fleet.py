@@ -182,6 +182,11 @@ class Member:
         wait_for(is_said, f"{words!r} in {self.log}")
 
     @property
+    def is_at_work(self) -> bool:
+        """Whether it has taken up a partition."""
+        return "goes on at offset" in self.said()
+
+    @property
     def partitions(self) -> set[int]:
         """Those that it said it was given last."""
         said = re.findall(r"partitions now: (\[[\d, ]*\]|none)", self.said())

@@ -124,18 +124,53 @@ class Trial:
     difference: Difference | None = None
 
 
-def kills(stage: Stage, seed: int, n_kills: int, wrong: str = "") -> Trial:
+def kills(stage: Stage, seed: int, n_kills: int) -> Trial:
     """Members die at random moments and at named points, until so many died or all is read."""
-    rng, trial = random.Random(seed), Trial(seed)
-    fleet = stage.fleet(f"kills-{seed}-{wrong.replace(' ', '-')}")
+    rng = random.Random(seed)
+
+    def reborn(fleet: Fleet, name: str) -> Member:
+        """Most keep the name, so that the broker gives them their channels at once."""
+        instance = name if rng.random() < 0.8 else f"{name}-{rng.randrange(1 << 30):x}"
+        if rng.random() < 0.25:
+            return fleet.member(instance)
+        return fleet.member(instance, rng.choice(sorted(POINTS)), rng.choice([1, 1, 2, 3, 5, 9]))
+
+    def is_hit(victim: Member) -> bool:
+        """Once in a while: seldom while it starts or where it has a point of its own to die at."""
+        return rng.random() < (0.05 if victim.is_at_work and not victim.point else 0.005)
+
+    return _dying(stage, stage.fleet(f"kills-{seed}"), Trial(seed), n_kills, reborn, rng, is_hit)
+
+
+def control(stage: Stage, seed: int, wrong: str) -> Trial:
+    """Members that are wrong on purpose die as soon as they have told something; this must be seen in what is told."""
+    fleet = stage.fleet(f"control-{seed}-{wrong.replace(' ', '-')}")
+
+    def reborn(fleet: Fleet, name: str) -> Member:
+        return fleet.member(name, "after the commit", wrong=wrong)
+
+    return _dying(stage, fleet, Trial(seed), 2, reborn, random.Random(seed), lambda _: False, wrong)
+
+
+def _dying(
+    stage: Stage,
+    fleet: Fleet,
+    trial: Trial,
+    n_kills: int,
+    reborn: Callable[[Fleet, str], Member],
+    rng: random.Random,
+    is_hit: Callable[[Member], bool],
+    wrong: str = "",
+) -> Trial:
     with members(fleet) as crew:
-        crew.begin(MEMBERS, wrong=wrong)
+        crew.members = {f"m{n}": reborn(fleet, f"m{n}") for n in range(MEMBERS)}
         deadline, next_look_s = time.monotonic() + ROUND_S, 0.0
         while time.monotonic() < deadline:
             for name in crew.bury():
-                crew.members[name] = _reborn(fleet, name, rng, crew.deaths.total() < n_kills, wrong)
+                is_over = crew.deaths.total() >= n_kills
+                crew.members[name] = fleet.member(name, wrong=wrong) if is_over else reborn(fleet, name)
             victim = crew.members[rng.choice(sorted(crew.members))]
-            if crew.deaths.total() < n_kills and rng.random() < (0.02 if victim.point else 0.06):
+            if crew.deaths.total() < n_kills and is_hit(victim):
                 victim.point = ""  # it did not get so far
                 victim.kill()
             elif time.monotonic() > next_look_s:
@@ -146,14 +181,6 @@ def kills(stage: Stage, seed: int, n_kills: int, wrong: str = "") -> Trial:
         trial.deaths = crew.deaths
     trial.difference = compare(stage.unbroken, fleet.told())
     return trial
-
-
-def _reborn(fleet: Fleet, name: str, rng: random.Random, may_die: bool, wrong: str) -> Member:
-    """A member in the place of a dead one; most keep the name, so that the broker gives them their channels at once."""
-    instance = name if rng.random() < 0.8 else f"{name}-{rng.randrange(1 << 30):x}"
-    if not may_die or rng.random() < 0.25:
-        return fleet.member(instance, wrong=wrong)
-    return fleet.member(instance, rng.choice(sorted(POINTS)), rng.choice([1, 1, 2, 3, 5, 9]), wrong)
 
 
 def zombies(stage: Stage, seed: int, n_zombies: int) -> Trial:
@@ -268,9 +295,7 @@ def _kept_over(member: Member) -> set[int]:
 
 def _wait_for_work(crew: Crew, rng: random.Random) -> None:
     """Until some members hold partitions, and then a moment of any length."""
-    wait_for(
-        lambda: any("goes on at offset" in member.said() for member in crew.members.values()), "members with partitions"
-    )
+    wait_for(lambda: any(member.is_at_work for member in crew.members.values()), "members with partitions")
     time.sleep(rng.uniform(0.2, 2.0))  # any moment will do
 
 

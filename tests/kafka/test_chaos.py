@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.broker import Broker
-from tests.chaos.kafka import Stage, kills, zombie_and_broker
+from tests.chaos.kafka import Stage, control, kills, zombie_and_broker
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,6 @@ def test_a_zombie_and_a_broker_killed_under_their_members_change_nothing(stage: 
 
 
 def test_a_matcher_that_keeps_no_state_is_noticed(stage: Stage) -> None:
-    trial = kills(stage, seed=4, n_kills=3, wrong="keeps no state")
+    trial = control(stage, seed=4, wrong="keeps no state")
     assert trial.difference
     assert trial.difference.wrong > 0, trial
