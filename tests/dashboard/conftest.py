@@ -23,9 +23,10 @@ from reference_db.registration import register
 from tests.studio import Studio
 from tests.web.serving import Client, Serving
 
-PLACES = ("live", "alerts", "references", "licences")
+PLACES = ("live", "alerts", "references", "licences", "system")
 PATIENCE_MS = 60_000  # a busy machine; what is waited for comes in a few seconds
 HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>'">{{7*7}}"""
+FORMULA = "=HYPERLINK(1)"
 # No network but ours, no GPU, and no sandbox: tests may run as root in a container.
 FLAGS = [
     "--no-sandbox",
@@ -124,11 +125,11 @@ def demo(made: Media, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo
 
 @pytest.fixture(scope="session")
 def hostile(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """A channel that aired a film whose title and owner are markup, one that cannot be reached."""
+    """A channel that aired a film whose title is markup and whose owner is a formula, one that cannot be reached."""
     folder = tmp_path_factory.mktemp("hostile")
     with Catalog.open(folder / "data", write=True) as catalog:
         film = studio.settings.data_dir.parent / "harbour.mp4"
-        register(film, catalog, studio.models.encoder, id="film", title=HOSTILE, owner=HOSTILE)
+        register(film, catalog, studio.models.encoder, id="film", title=HOSTILE, owner=FORMULA)
     running = Serving(_config(folder, channels=studio.recording))
     running.wait_for("the stream ended")
     yield running

@@ -48,7 +48,7 @@ def test_an_alert_appears_by_itself_is_opened_and_confirmed(demo: Demo, visit: V
     expect(page.locator(".log li").first).to_contain_text("a copy is on air")
 
     page.get_by_role("button", name="Confirm").click()
-    expect(page.locator(".panel", has=page.get_by_role("heading", name="Review"))).to_contain_text("Confirmed by")
+    expect(page.locator(".verdict")).to_contain_text("Confirmed by")
     expect(page.get_by_role("button", name="Confirm")).to_have_attribute("aria-pressed", "true")
     review = demo.client.get(f"/alerts/{id}")["review"]
     assert (review["decision"], review["by"]) == ("confirmed", "this machine")
@@ -140,10 +140,10 @@ def test_a_desk_can_work_by_keyboard_alone(demo: Demo, visit: Visit) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Similarity matrix")).to_be_visible()
     page.keyboard.press("f")
-    expect(page.locator(".panel", has_text="Review")).to_contain_text("False positive by")
+    expect(page.locator(".verdict")).to_contain_text("False positive by")
     expect(page.locator(".head .chips")).to_contain_text("Retracted")
     page.keyboard.press("c")
-    expect(page.locator(".panel", has_text="Review")).to_contain_text("Confirmed by")
+    expect(page.locator(".verdict")).to_contain_text("Confirmed by")
 
 
 def test_filters_are_in_the_address_and_leave_what_fits(demo: Demo, visit: Visit) -> None:

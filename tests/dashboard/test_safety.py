@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.dashboard.conftest import HOSTILE, PATIENCE_MS, PLACES, Visit
+from tests.dashboard.conftest import FORMULA, HOSTILE, PATIENCE_MS, PLACES, Visit
 from tests.web.serving import Serving
 
 expect.set_options(timeout=PATIENCE_MS)
@@ -29,6 +30,14 @@ def test_markup_in_a_title_stays_text(hostile: Serving, visit: Visit) -> None:
     expect(page.locator(".ref-name strong")).to_have_text(HOSTILE)
     assert page.evaluate("window.hacked") is None
     assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_formula_in_a_table_stays_text(hostile: Serving, visit: Visit) -> None:
+    page = visit(hostile.address, "alerts")
+    with page.expect_download() as downloading:
+        page.get_by_role("button", name="CSV").click()
+    (line,) = csv.DictReader(downloading.value.path().read_text().splitlines())
+    assert (line["owner"], line["title"]) == (f"'{FORMULA}", HOSTILE)
 
 
 def test_the_policy_stops_a_script_that_got_in_all_the_same(hostile: Serving, visit: Visit) -> None:
@@ -61,6 +70,27 @@ def test_text_has_contrast_and_controls_have_names(hostile: Serving, visit: Visi
         assert (place, page.evaluate(READABLE)) == (place, [])
 
 
+def test_a_webhook_is_added_tried_and_its_failure_explained(hostile: Serving, visit: Visit) -> None:
+    page = visit(hostile.address, "system")
+    expect(page.get_by_role("heading", name="Ready")).to_be_visible()
+    page.get_by_role("button", name="Add a webhook").click()
+    page.get_by_role("dialog").get_by_label("Address").fill("http://127.0.0.1:9/hook")
+    page.get_by_role("dialog").get_by_role("button", name="Add").click()
+    secret = page.get_by_role("dialog", name="Its secret")
+    expect(secret).to_contain_text("whsec_")
+    secret.get_by_role("button").click()
+    hook = page.locator(".hook")
+    hook.get_by_role("button", name="Send a test").click()
+    expect(page.locator(".toast")).to_contain_text("it leads to a private address")
+    expect(hook.locator("tbody tr")).to_have_count(1)
+    expect(hook.locator("tbody tr")).to_contain_text("Given up")
+    hook.get_by_role("button", name="Replay").click()
+    expect(page.locator(".toast").last).to_contain_text("It is sent again")
+    hook.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.locator(".hook")).to_have_count(0)
+
+
 def test_dark_follows_the_system_until_somebody_chooses(hostile: Serving, visit: Visit) -> None:
     page = visit(hostile.address, color_scheme="dark")
     ground = "getComputedStyle(document.body).backgroundColor"
@@ -90,7 +120,8 @@ def test_an_empty_house_says_what_to_type_and_a_lost_connection_since_when(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     serving = start(port)
-    page = visit(serving.address)
+    page = visit(serving.address, "system")
+    expect(page.get_by_role("heading", name="Ready")).to_be_visible()
     for place, (title, command) in EMPTY.items():
         page.goto(f"{serving.address}/#/{place}")
         expect(page.get_by_role("heading", name=title)).to_be_visible()

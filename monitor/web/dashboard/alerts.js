@@ -1,13 +1,13 @@
 // Alerts: cards with the air and the reference side by side, filters, and a keyboard to review them by.
 
-import { address, all, can, get, part, send } from "./api.js";
-import { button, el, empty, field, icon, put, select, toast } from "./dom.js";
+import { address, can, get, part, send } from "./api.js";
+import { button, el, empty, icon, put, toast } from "./dom.js";
+import { Filters, saveCsv } from "./filters.js";
 import { ALERTS, on } from "./live.js";
-import { clock, dayBounds, length, moment, withOffset, ZONE } from "./times.js";
+import { clock, length, moment } from "./times.js";
 
 const PAGE = 24;
 const NEW_MS = 60000;
-const MOST_IN_A_FILE = 10000;
 export const DECISIONS = [
   ["confirmed", "Confirm", "Confirmed", "c"],
   ["false", "False positive", "False positive", "f"],
@@ -21,16 +21,33 @@ export async function show(root, { query, signal }) {
   const more = button("Show older", {}, () => load());
   const count = el("p.lead", { role: "status" });
   const cards = new Map();
-  let cursor = null, loading = false;
+  let cursor = null,
+    loading = false;
 
   const describe = () => {
-    count.textContent = cards.size ? `${cards.size}${cursor ? "+" : ""} ${cards.size === 1 ? "alert" : "alerts"}${filters.any ? " by these filters" : ", the newest first"}` : "";
+    count.textContent = cards.size
+      ? `${cards.size}${cursor ? "+" : ""} ${cards.size === 1 ? "alert" : "alerts"}${filters.any ? " by these filters" : ", the newest first"}`
+      : "";
     more.hidden = !cursor;
     if (cards.size) list.querySelector(".empty")?.remove();
-    else put(list, filters.any
-      ? empty("No alert fits these filters", ["Take one away to see more."])
-      : empty("No alert yet", ["An alert appears here by itself within seconds of a registered video going on air.", "Nothing registered or watched yet? This is all it takes:"],
-        ["copywatch refs add film.mp4 --title \"The Film\"", "copywatch channels add channel-5 URL --config copywatch.yaml", "copywatch serve --config copywatch.yaml"]));
+    else
+      put(
+        list,
+        filters.any
+          ? empty("No alert fits these filters", ["Take one away to see more."])
+          : empty(
+              "No alert yet",
+              [
+                "An alert appears here by itself within seconds of a registered video going on air.",
+                "Nothing registered or watched yet? This is all it takes:",
+              ],
+              [
+                'copywatch refs add film.mp4 --title "The Film"',
+                "copywatch channels add channel-5 URL --config copywatch.yaml",
+                "copywatch serve --config copywatch.yaml",
+              ],
+            ),
+      );
   };
   const make = (alert) => {
     const card = new Card(alert);
@@ -57,22 +74,49 @@ export async function show(root, { query, signal }) {
     }
   };
 
-  on(ALERTS, (alert, kind) => {
-    const card = cards.get(alert.id);
-    if (card) card.draw(alert);
-    else if (kind !== "alert.reviewed" && alert.status !== "retracted") {
-      if (!filters.fits(alert)) return;
-      list.prepend(make(alert));
-      list.firstElementChild.classList.add("new");
-      describe();
-    }
-  }, signal);
+  on(
+    ALERTS,
+    (alert, kind) => {
+      const card = cards.get(alert.id);
+      if (card) card.draw(alert);
+      else if (kind !== "alert.reviewed" && alert.status !== "retracted") {
+        if (!filters.fits(alert)) return;
+        list.prepend(make(alert));
+        list.firstElementChild.classList.add("new");
+        describe();
+      }
+    },
+    signal,
+  );
   on(["again"], () => load(true).catch(() => {}), signal);
   addEventListener("shortcut", (event) => shortcut(event.detail, list, cards), { signal });
 
-  const save = button("CSV", { sign: "download", title: "All alerts by these filters, times in UTC and in your zone" }, () => saveCsv(filters));
-  put(root, el("div.head", el("div", el("h1", "Alerts"), count), el("p.keys-hint.muted", el("kbd", "j"), el("kbd", "k"), " move ", el("kbd", "c"), el("kbd", "f"), el("kbd", "l"), " review"), save),
-    await filters.form(signal), list, el("div.row.centre", more));
+  const save = button(
+    "CSV",
+    { sign: "download", title: "All alerts by these filters, times in UTC and in your zone" },
+    () => saveCsv(filters),
+  );
+  put(
+    root,
+    el(
+      "div.head",
+      el("div", el("h1", "Alerts"), count),
+      el(
+        "p.keys-hint.muted",
+        el("kbd", "j"),
+        el("kbd", "k"),
+        " move ",
+        el("kbd", "c"),
+        el("kbd", "f"),
+        el("kbd", "l"),
+        " review",
+      ),
+      save,
+    ),
+    await filters.form(signal),
+    list,
+    el("div.row.centre", more),
+  );
   await load(true);
 }
 
@@ -96,22 +140,56 @@ class Card {
     this.chips = el("div.chips");
     this.score = el("div.score");
     this.frames = el("div.pair");
-    this.actions = el("div.row.actions", can("write") && DECISIONS.map(([decision, words, , letter]) =>
-      button(words.split(" ")[0], { kind: "quiet", sign: decision, "data-decision": decision, title: `${words} (${letter})`, "aria-label": words }, () => this.review(decision))));
-    this.element = el("article.card", { data: { id: alert.id } }, this.frames,
-      el("div.body", el("div.row.between.start", el("h2", this.title), this.score), this.body, this.chips, this.actions));
+    this.actions = el(
+      "div.row.actions",
+      can("write") &&
+        DECISIONS.map(([decision, words, , letter]) =>
+          button(
+            words.split(" ")[0],
+            {
+              kind: "quiet",
+              sign: decision,
+              "data-decision": decision,
+              title: `${words} (${letter})`,
+              "aria-label": words,
+            },
+            () => this.review(decision),
+          ),
+        ),
+    );
+    this.element = el(
+      "article.card",
+      { data: { id: alert.id } },
+      this.frames,
+      el(
+        "div.body",
+        el("div.row.between.start", el("h2", this.title), this.score),
+        this.body,
+        this.chips,
+        this.actions,
+      ),
+    );
     this.draw(alert);
   }
 
   draw(alert) {
     this.alert = alert;
     put(this.title, alert.title || alert.reference);
-    put(this.body, el("strong", alert.channel), " · ", whenOf(alert), ` · ${length(alert.channel_end - alert.channel_start)} of it, from `,
-      clock(alert.reference_start), Math.abs(alert.speed - 1) > 0.05 ? ` at ${alert.speed.toFixed(2)}×` : "", alert.owner && el("span.muted", ` · ${alert.owner}`));
+    put(
+      this.body,
+      el("strong", alert.channel),
+      " · ",
+      whenOf(alert),
+      ` · ${length(alert.channel_end - alert.channel_start)} of it, from `,
+      clock(alert.reference_start),
+      Math.abs(alert.speed - 1) > 0.05 ? ` at ${alert.speed.toFixed(2)}×` : "",
+      alert.owner && el("span.muted", ` · ${alert.owner}`),
+    );
     put(this.score, scoreMeter(alert.score));
     put(this.chips, chipsOf(alert));
     this.element.dataset.status = alert.status;
-    for (const each of this.actions.children) each.setAttribute("aria-pressed", String(each.dataset.decision === alert.review?.decision));
+    for (const each of this.actions.children)
+      each.setAttribute("aria-pressed", String(each.dataset.decision === alert.review?.decision));
     if (this.hadEvidence !== alert.has_evidence) {
       this.hadEvidence = alert.has_evidence;
       put(this.frames, frame(alert, "air-start.jpg", "On air"), frame(alert, "ref-start.jpg", "Reference"));
@@ -154,7 +232,13 @@ export function frame(alert, file, label, words) {
   if (!file || !alert.has_evidence) without(words || "No picture yet");
   else {
     const src = address(`alerts/${part(alert.id)}/evidence/${part(file)}`);
-    const picture = el("img", { src, alt: `${label}: ${alert.title || alert.reference}`, width: 320, height: 180, loading: "lazy" });
+    const picture = el("img", {
+      src,
+      alt: `${label}: ${alert.title || alert.reference}`,
+      width: 320,
+      height: 180,
+      loading: "lazy",
+    });
     picture.addEventListener("error", () => {
       picture.remove();
       without(words || "No picture");
@@ -175,92 +259,17 @@ export function chipsOf(alert) {
   return [
     el("span.chip", { data: { tone } }, words),
     alert.licence && el("span.chip", { data: { tone: "licensed" } }, icon("licensed"), "Licensed"),
-    decision && el("span.chip", { data: { tone: decision[0] }, title: `by ${alert.review.by}` }, icon(decision[0]), decision[2]),
-    alert.gaps.length > 0 && el("span.chip", { data: { tone: "warn" } }, `${length(alert.gaps.reduce((sum, gap) => sum + gap.seconds, 0))} not seen`),
+    decision &&
+      el("span.chip", { data: { tone: decision[0] }, title: `by ${alert.review.by}` }, icon(decision[0]), decision[2]),
+    alert.gaps.length > 0 &&
+      el(
+        "span.chip",
+        { data: { tone: "warn" } },
+        `${length(alert.gaps.reduce((sum, gap) => sum + gap.seconds, 0))} not seen`,
+      ),
   ];
 }
 
 export function scoreMeter(score) {
   return [el("span.number", score.toFixed(2)), el("meter", { min: 0, max: 1, value: score, "aria-label": "score" })];
-}
-
-/** What is asked for; kept in the address, so that it can be sent to a colleague. */
-class Filters {
-  constructor(query) {
-    this.values = Object.fromEntries([...query].filter(([, value]) => value));
-  }
-
-  get any() {
-    return Object.keys(this.values).length > 0;
-  }
-
-  api() {
-    const { day, ...rest } = this.values;
-    if (day) [rest.since, rest.until] = dayBounds(day);
-    return rest;
-  }
-
-  /** Whether an alert that just came would be in the list. */
-  fits(alert) {
-    const { channel, reference, owner, status, review: wanted, licensed, min_score: least, since, until } = this.api();
-    return (!channel || alert.channel === channel) && (!reference || alert.reference === reference) && (!owner || alert.owner === owner)
-      && (!status || alert.status === status) && (!wanted || (alert.review?.decision ?? "none") === wanted)
-      && (!licensed || String(Boolean(alert.licence)) === licensed) && (!least || alert.score >= Number(least))
-      && (!since || (alert.started_at && alert.started_at >= since && alert.started_at < until));
-  }
-
-  async form(signal) {
-    const [channels, references] = await Promise.all([all("channels", {}, 1000, signal), all("references", {}, 1000, signal)]);
-    const named = (items) => [["", "all"], ...items];
-    const list = (id, names) => el("datalist", { id }, [...new Set(names)].sort().map((name) => el("option", { value: name })));
-    const { values } = this;
-    const form = el("form.filters", { "aria-label": "Filters" },
-      field("Channel", select("channel", named(channels.map(({ name }) => [name, name]).sort()), values.channel)),
-      field("Reference", el("input", { name: "reference", list: "reference-ids", value: values.reference ?? "", placeholder: "id" })),
-      field("Owner", el("input", { name: "owner", list: "owners", value: values.owner ?? "" })),
-      field("Status", select("status", named([["open", "on air now"], ["ended", "ended"], ["retracted", "retracted"]]), values.status)),
-      field("Review", select("review", named([["none", "to be reviewed"], ["confirmed", "confirmed"], ["false", "false positive"], ["licensed", "licensed"]]), values.review)),
-      field("Licence", select("licensed", named([["false", "not licensed"], ["true", "licensed"]]), values.licensed)),
-      field("Least score", el("input", { name: "min_score", type: "number", min: 0, max: 1, step: "0.05", value: values.min_score ?? "" })),
-      field("Day", el("input", { name: "day", type: "date", value: values.day ?? "" })),
-      button("Clear", { kind: "quiet", disabled: !this.any }, () => (location.hash = "#/alerts")),
-      list("reference-ids", references.map(({ id }) => id)), list("owners", references.map(({ owner }) => owner).filter(Boolean)));
-    const apply = () => {
-      const asked = new URLSearchParams([...new FormData(form)].filter(([, value]) => value));
-      location.hash = `#/alerts${asked.size ? `?${asked}` : ""}`;
-    };
-    form.addEventListener("change", apply);
-    form.addEventListener("submit", (event) => event.preventDefault());
-    // On a phone they would fill the screen before the first alert.
-    return el("details.filter-box", { open: this.any || matchMedia("(min-width: 800px)").matches }, el("summary", this.any ? "Filters (in use)" : "Filters"), form);
-  }
-}
-
-/** A table for a spreadsheet: times in UTC and in the viewer's zone, whose name is in each line. */
-async function saveCsv(filters) {
-  const alerts = await all("alerts", filters.api(), MOST_IN_A_FILE);
-  const columns = ["id", "status", "channel", "reference", "title", "owner", "started_at_utc", "ended_at_utc", "started_at_local", "ended_at_local", "time_zone",
-    "channel_start", "channel_end", "reference_start", "reference_end", "speed", "score", "matched_seconds", "coverage_channel", "coverage_reference", "unseen_seconds", "licence", "review", "reviewed_by"];
-  const lines = alerts.map((alert) => ({
-    ...alert,
-    started_at_utc: alert.started_at,
-    ended_at_utc: alert.ended_at,
-    started_at_local: withOffset(alert.started_at),
-    ended_at_local: withOffset(alert.ended_at),
-    time_zone: ZONE,
-    unseen_seconds: alert.gaps.reduce((sum, gap) => sum + gap.seconds, 0),
-    review: alert.review?.decision,
-    reviewed_by: alert.review?.by,
-  }));
-  const text = [columns.join(","), ...lines.map((line) => columns.map((column) => csvCell(line[column])).join(","))].join("\r\n") + "\r\n";
-  const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-  el("a", { href: url, download: "alerts.csv" }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 60000);
-}
-
-/** A cell; one that a spreadsheet would run as a formula is made text. */
-export function csvCell(value) {
-  const words = value === null || value === undefined ? "" : String(value);
-  const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(words) ? `'${words}` : words;
-  return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }

@@ -80,7 +80,10 @@ export function upload(path, form, progress) {
     request.open("POST", address(path));
     request.setRequestHeader("X-Copywatch", "1");
     request.responseType = "json";
-    request.upload.addEventListener("progress", (event) => event.lengthComputable && progress(event.loaded, event.total));
+    request.upload.addEventListener(
+      "progress",
+      (event) => event.lengthComputable && progress(event.loaded, event.total),
+    );
     request.addEventListener("load", () => {
       if (request.status < 300) resolve(request.response);
       else reject(new ApiError(request.status, request.response ?? {}));
@@ -104,13 +107,29 @@ let open = null; // one login box for all requests that wait for it
 
 function login(sentence) {
   open ??= new Promise((resolve) => {
-    const token = el("input", { type: "password", name: "token", autocomplete: "current-password", required: true, autofocus: true, placeholder: "cw_…" });
+    const token = el("input", {
+      type: "password",
+      name: "token",
+      autocomplete: "current-password",
+      required: true,
+      autofocus: true,
+      placeholder: "cw_…",
+    });
     const problem = el("p.problem", { role: "alert", hidden: true });
-    const form = el("form.stack", el("h2", { id: "login-title" }, "Log in"), el("p", sentence || "This server wants a token."),
-      el("label.field", el("span.label", "Token"), token), problem,
+    const form = el(
+      "form.stack",
+      el("h2", { id: "login-title" }, "Log in"),
+      el("p", sentence || "This server wants a token."),
+      el("label.field", el("span.label", "Token"), token),
+      problem,
       el("p.hint", "One is made by ", el("code", "copywatch tokens add NAME --scope read"), "."),
-      el("div.row.end", el("button.button.primary", { type: "submit" }, "Log in")));
-    const dialog = el("dialog.dialog", { "aria-labelledby": "login-title", oncancel: (event) => event.preventDefault() }, form);
+      el("div.row.end", el("button.button.primary", { type: "submit" }, "Log in")),
+    );
+    const dialog = el(
+      "dialog.dialog",
+      { "aria-labelledby": "login-title", oncancel: (event) => event.preventDefault() },
+      form,
+    );
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
       const reply = await fetch(address("session"), {

@@ -67,7 +67,8 @@ async function go({ focus = true } = {}) {
     root.dataset.shown = "";
   } catch (error) {
     // What could be shown stays.
-    if (!signal.aborted) root.append(el("section.empty", { role: "alert" }, el("h2", "This cannot be shown"), el("p", error.message)));
+    if (!signal.aborted)
+      root.append(el("section.empty", { role: "alert" }, el("h2", "This cannot be shown"), el("p", error.message)));
   }
 }
 
@@ -93,7 +94,8 @@ async function watchAlerts() {
     else openAlerts.delete(one.id);
     showCount();
     if (kind === "alert.started") {
-      document.getElementById("announcements").textContent = `New alert: ${one.title || one.reference} on ${one.channel}`;
+      document.getElementById("announcements").textContent =
+        `New alert: ${one.title || one.reference} on ${one.channel}`;
     }
   });
   on(["again"], ask);
@@ -101,17 +103,21 @@ async function watchAlerts() {
 }
 
 function watchConnection() {
-  const mark = document.getElementById("connection"), banner = document.getElementById("banner");
+  const mark = document.getElementById("connection"),
+    banner = document.getElementById("banner");
   on(["state"], ({ up, since }) => {
     mark.dataset.state = up ? "up" : "lost";
     document.getElementById("connection-words").textContent = up ? "Live" : "Lost";
     banner.hidden = up;
-    banner.textContent = up ? "" : `The connection is lost since ${timeOf(since)} (${ZONE}). What you see is from then; trying again.`;
+    banner.textContent = up
+      ? ""
+      : `The connection is lost since ${timeOf(since)} (${ZONE}). What you see is from then; trying again.`;
   });
 }
 
 function watchTheme() {
-  const toggle = document.getElementById("theme"), root = document.documentElement;
+  const toggle = document.getElementById("theme"),
+    root = document.documentElement;
   const system = matchMedia("(prefers-color-scheme: dark)");
   const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
   const draw = () => {
@@ -134,10 +140,20 @@ function watchTheme() {
 }
 
 function showKeys() {
-  const dialog = el("dialog.dialog", { "aria-labelledby": "keys-title" },
-    el("form", { method: "dialog" }, el("h2", { id: "keys-title" }, "Keyboard"),
-      el("dl.keys", KEYS.map(([key, what]) => [el("dt", el("kbd", key)), el("dd", what)])),
-      el("div.row.end", el("button.button.primary", { autofocus: true }, "Close"))));
+  const dialog = el(
+    "dialog.dialog",
+    { "aria-labelledby": "keys-title" },
+    el(
+      "form",
+      { method: "dialog" },
+      el("h2", { id: "keys-title" }, "Keyboard"),
+      el(
+        "dl.keys",
+        KEYS.map(([key, what]) => [el("dt", el("kbd", key)), el("dd", what)]),
+      ),
+      el("div.row.end", el("button.button.primary", { autofocus: true }, "Close")),
+    ),
+  );
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
@@ -150,7 +166,7 @@ function watchKeys() {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.target.closest?.("input, select, textarea")) return;
     if (event.key === "?") showKeys();
-    else if (Date.now() - going < 1500 && event.key in pages) location.hash = `#/${pages[event.key]}`;
+    else if (Date.now() - going < 3000 && event.key in pages) location.hash = `#/${pages[event.key]}`;
     else if (event.key === "g") {
       going = Date.now();
       return;

@@ -83,8 +83,12 @@ export function select(name, choices, chosen, attributes = {}) {
 
 /** What to do when there is nothing to see: a heading, sentences, and commands to type. */
 export function empty(title, sentences, commands = []) {
-  return el("section.empty", el("h2", title), sentences.map((sentence) => el("p", sentence)),
-    commands.length > 0 && el("pre.commands", el("code", commands.join("\n"))));
+  return el(
+    "section.empty",
+    el("h2", title),
+    sentences.map((sentence) => el("p", sentence)),
+    commands.length > 0 && el("pre.commands", el("code", commands.join("\n"))),
+  );
 }
 
 let toastRoot;
@@ -100,10 +104,21 @@ export function toast(sentence, kind = "note") {
 /** A question in a dialog; resolves to whether it was answered with yes. */
 export function confirmed(title, sentence, yes) {
   return new Promise((resolve) => {
-    const dialog = el("dialog.dialog", { "aria-labelledby": "question" },
-      el("form", { method: "dialog" }, el("h2", { id: "question" }, title), el("p", sentence),
-        el("div.row.end", el("button.button", { value: "no", autofocus: true }, "Cancel"),
-          el("button.button.danger", { value: "yes" }, yes))));
+    const dialog = el(
+      "dialog.dialog",
+      { "aria-labelledby": "question" },
+      el(
+        "form",
+        { method: "dialog" },
+        el("h2", { id: "question" }, title),
+        el("p", sentence),
+        el(
+          "div.row.end",
+          el("button.button", { value: "no", autofocus: true }, "Cancel"),
+          el("button.button.danger", { value: "yes" }, yes),
+        ),
+      ),
+    );
     dialog.addEventListener("close", () => {
       dialog.remove();
       resolve(dialog.returnValue === "yes");
@@ -116,9 +131,19 @@ export function confirmed(title, sentence, yes) {
 /** A form in a dialog. `send(values)` may throw: its sentence is shown and the dialog stays. */
 export function formDialog(title, intro, fields, sendWords, send) {
   const problem = el("p.problem", { role: "alert", hidden: true });
-  const form = el("form", { class: "stack" }, el("h2", { id: "form-title" }, title), intro && el("p.muted", intro), fields, problem,
-    el("div.row.end", el("button.button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
-      el("button.button.primary", { type: "submit" }, sendWords)));
+  const form = el(
+    "form",
+    { class: "stack" },
+    el("h2", { id: "form-title" }, title),
+    intro && el("p.muted", intro),
+    fields,
+    problem,
+    el(
+      "div.row.end",
+      el("button.button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
+      el("button.button.primary", { type: "submit" }, sendWords),
+    ),
+  );
   const dialog = el("dialog.dialog", { "aria-labelledby": "form-title" }, form);
   form.addEventListener("submit", async (event) => {
     event.preventDefault();

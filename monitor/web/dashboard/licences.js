@@ -9,29 +9,87 @@ export async function show(root, { signal }) {
   const draw = async () => {
     const licences = await all("licences", {}, 1000, signal);
     if (!licences.length) {
-      put(list, empty("No licence is registered", ["Every copy on air is then told as unlicensed. A licence names a reference, an owner or a tag, a channel, and from when until when."],
-        ["copywatch licences add --reference film-42 --channel channel-5 --until 2027-01-01T00:00:00Z"]));
+      put(
+        list,
+        empty(
+          "No licence is registered",
+          [
+            "Every copy on air is then told as unlicensed. A licence names a reference, an owner or a tag, a channel, and from when until when.",
+          ],
+          ["copywatch licences add --reference film-42 --channel channel-5 --until 2027-01-01T00:00:00Z"],
+        ),
+      );
       return;
     }
-    put(list, el("div.scroll", el("table", el("thead", el("tr", ["For", "On channel", "From", "Until", "Note", ""].map((name) => el("th", { scope: "col" }, name)))),
-      el("tbody", licences.map((licence) => el("tr",
-        el("td", { data: { label: "For" } }, subject(licence)),
-        el("td", { data: { label: "On channel" } }, licence.channel === "*" ? "every channel" : licence.channel),
-        el("td", { data: { label: "From" } }, licence.from ? moment(licence.from, { full: true }) : "always"),
-        el("td", { data: { label: "Until" } }, licence.until ? moment(licence.until, { full: true }) : "for ever"),
-        el("td", { data: { label: "Note" } }, licence.note || "–"),
-        el("td.end", can("write") && button("Remove", { kind: "quiet", sign: "trash" }, () => remove(licence, draw)))))))));
+    put(
+      list,
+      el(
+        "div.scroll",
+        el(
+          "table",
+          el(
+            "thead",
+            el(
+              "tr",
+              ["For", "On channel", "From", "Until", "Note", ""].map((name) => el("th", { scope: "col" }, name)),
+            ),
+          ),
+          el(
+            "tbody",
+            licences.map((licence) =>
+              el(
+                "tr",
+                el("td", { data: { label: "For" } }, subject(licence)),
+                el(
+                  "td",
+                  { data: { label: "On channel" } },
+                  licence.channel === "*" ? "every channel" : licence.channel,
+                ),
+                el("td", { data: { label: "From" } }, licence.from ? moment(licence.from, { full: true }) : "always"),
+                el(
+                  "td",
+                  { data: { label: "Until" } },
+                  licence.until ? moment(licence.until, { full: true }) : "for ever",
+                ),
+                el("td", { data: { label: "Note" } }, licence.note || "–"),
+                el(
+                  "td.end",
+                  can("write") && button("Remove", { kind: "quiet", sign: "trash" }, () => remove(licence, draw)),
+                ),
+              ),
+            ),
+          ),
+        ),
+      ),
+    );
   };
-  put(root, el("div.head", el("div", el("h1", "Licences"), el("p.lead", "A licensed play is counted and shown as licensed, never hidden.")),
-    can("write") && button("Add a licence", { sign: "plus" }, () => formDialog("Licence", "Name a reference, an owner or a tag; what is left empty does not matter.", licenceFields({ channel: "*" }), "Add", async (values) => {
-      await send("POST", "licences", licenceOf(values));
-      await draw();
-    }))), list);
+  put(
+    root,
+    el(
+      "div.head",
+      el("div", el("h1", "Licences"), el("p.lead", "A licensed play is counted and shown as licensed, never hidden.")),
+      can("write") &&
+        button("Add a licence", { sign: "plus" }, () =>
+          formDialog(
+            "Licence",
+            "Name a reference, an owner or a tag; what is left empty does not matter.",
+            licenceFields({ channel: "*" }),
+            "Add",
+            async (values) => {
+              await send("POST", "licences", licenceOf(values));
+              await draw();
+            },
+          ),
+        ),
+    ),
+    list,
+  );
   await draw();
 }
 
 function subject(licence) {
-  if (licence.reference) return ["reference ", el("a", { href: `#/references?q=${part(licence.reference)}` }, licence.reference)];
+  if (licence.reference)
+    return ["reference ", el("a", { href: `#/references?q=${part(licence.reference)}` }, licence.reference)];
   if (licence.owner) return `everything of ${licence.owner}`;
   return licence.tag ? `tag ${licence.tag}` : "everything";
 }
@@ -39,9 +97,17 @@ function subject(licence) {
 export function licenceFields({ reference = "", channel = "*" }) {
   return [
     field("Reference", el("input", { name: "reference", value: reference, autocomplete: "off" }), "Its id."),
-    el("div.row.wrap", field("or owner", el("input", { name: "owner" })), field("or tag", el("input", { name: "tag", placeholder: "territory=EU" }))),
+    el(
+      "div.row.wrap",
+      field("or owner", el("input", { name: "owner" })),
+      field("or tag", el("input", { name: "tag", placeholder: "territory=EU" })),
+    ),
     field("Channel", el("input", { name: "channel", value: channel, required: true }), "* is every channel."),
-    el("div.row.wrap", field("From", el("input", { name: "from", type: "datetime-local" })), field("Until", el("input", { name: "until", type: "datetime-local" }))),
+    el(
+      "div.row.wrap",
+      field("From", el("input", { name: "from", type: "datetime-local" })),
+      field("Until", el("input", { name: "until", type: "datetime-local" })),
+    ),
     field("Note", el("input", { name: "note", maxlength: 500, placeholder: "contract 42" })),
   ];
 }
@@ -49,11 +115,26 @@ export function licenceFields({ reference = "", channel = "*" }) {
 /** What was typed, as the API wants it: empty is null, times of the viewer's zone become UTC. */
 export function licenceOf({ reference, owner, tag, channel, from, until, note }) {
   const utc = (local) => (local ? new Date(local).toISOString().replace(/\.\d+Z$/, "Z") : null);
-  return { reference: reference || null, owner: owner || null, tag: tag || null, channel, from: utc(from), until: utc(until), note: note || "" };
+  return {
+    reference: reference || null,
+    owner: owner || null,
+    tag: tag || null,
+    channel,
+    from: utc(from),
+    until: utc(until),
+    note: note || "",
+  };
 }
 
 async function remove(licence, draw) {
-  if (!(await confirmed("Remove this licence?", "Plays that were counted as licensed stay so; later ones are told as copies.", "Remove"))) return;
+  if (
+    !(await confirmed(
+      "Remove this licence?",
+      "Plays that were counted as licensed stay so; later ones are told as copies.",
+      "Remove",
+    ))
+  )
+    return;
   try {
     await send("DELETE", `licences/${part(licence.id)}`);
     await draw();

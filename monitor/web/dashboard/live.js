@@ -64,7 +64,8 @@ async function keepListening() {
 
 async function read(reader, stop) {
   const decoder = new TextDecoder();
-  let rest = "", event = { kind: "message", data: [] };
+  let rest = "",
+    event = { kind: "message", data: [] };
   for (;;) {
     const watchdog = setTimeout(() => stop.abort(), SILENCE_MS);
     const { done, value } = await reader.read().finally(() => clearTimeout(watchdog));

@@ -7,8 +7,18 @@ import { el, put } from "./dom.js";
 import { clock } from "./times.js";
 
 const MASK_FROM = 0.3; // a cell may begin a path from here on (matching.tau)
-const LEFT = 52, TOP = 30, EDGE = 10; // room for the labels, in CSS pixels
-const RAMP = [[13, 8, 35], [64, 18, 92], [132, 32, 107], [199, 62, 76], [240, 124, 39], [250, 200, 60], [252, 250, 190]];
+const LEFT = 52,
+  TOP = 30,
+  EDGE = 10; // room for the labels, in CSS pixels
+const RAMP = [
+  [13, 8, 35],
+  [64, 18, 92],
+  [132, 32, 107],
+  [199, 62, 76],
+  [240, 124, 39],
+  [250, 200, 60],
+  [252, 250, 190],
+];
 const NAMES = { "tile-start": "Start", "tile-end": "End" };
 
 export function matrixView(panel, alert, evidence, sentence, signal) {
@@ -24,16 +34,48 @@ export function matrixView(panel, alert, evidence, sentence, signal) {
   const choose = (tile) => {
     for (const tab of tabs.children) tab.setAttribute("aria-pressed", String(tab.dataset.tile === tile.name));
     view = new Matrix(stage, tile, layers, address(`alerts/${part(alert.id)}/evidence/${part(tile.name)}.png`));
+    panel.dataset.tile = tile.name;
   };
-  put(tabs, tiles.map((tile) => el("button", { type: "button", data: { tile: tile.name }, onclick: () => choose(tile) }, NAMES[tile.name] ?? tile.name)));
-  const toggle = (name, words) => el("label.check", el("input", { type: "checkbox", checked: true, onchange: (event) => {
-    layers[name] = event.target.checked;
-    view.draw();
-  } }), el("i.key", { class: name }), words);
-  put(panel, el("div.row.between.wrap", el("h2", "Similarity matrix"), tiles.length > 1 && tabs),
-    el("p.muted.small", "Seconds on air downwards, seconds of the reference to the right. A copy is a bright diagonal; its slope is the speed."),
-    stage, el("div.row.wrap.legend", el("span.row", "0", el("i.ramp"), "1 similarity"), toggle("mask", `mask from ${MASK_FROM}`), toggle("path", "alignment")));
-  choose(tiles[0]);
+  put(
+    tabs,
+    tiles.map((tile) =>
+      el(
+        "button",
+        { type: "button", data: { tile: tile.name }, onclick: () => choose(tile) },
+        NAMES[tile.name] ?? tile.name,
+      ),
+    ),
+  );
+  const toggle = (name, words) =>
+    el(
+      "label.check",
+      el("input", {
+        type: "checkbox",
+        checked: true,
+        onchange: (event) => {
+          layers[name] = event.target.checked;
+          view.draw();
+        },
+      }),
+      el("i.key", { class: name }),
+      words,
+    );
+  put(
+    panel,
+    el("div.row.between.wrap", el("h2", "Similarity matrix"), tiles.length > 1 && tabs),
+    el(
+      "p.muted.small",
+      "Seconds on air downwards, seconds of the reference to the right. A copy is a bright diagonal; its slope is the speed.",
+    ),
+    stage,
+    el(
+      "div.row.wrap.legend",
+      el("span.row", "0", el("i.ramp"), "1 similarity"),
+      toggle("mask", `mask from ${MASK_FROM}`),
+      toggle("path", "alignment"),
+    ),
+  );
+  choose(tiles.find((tile) => tile.name === panel.dataset.tile) ?? tiles[0]);
   const watcher = new ResizeObserver(() => view.draw());
   watcher.observe(stage);
   addEventListener("theme", () => view.draw(), { signal });
@@ -48,9 +90,25 @@ class Matrix {
     this.columns = tile.similarity[0].length;
     this.onPath = new Map(tile.path.map(([row, column]) => [`${row},${column}`, true]));
     this.cell = null;
-    this.canvas = el("canvas", { tabindex: 0, role: "application", "aria-label": `Similarity matrix, ${this.rows} seconds on air by ${this.columns} of the reference. Arrow keys read its cells.` });
-    this.readout = el("output.readout", { "aria-live": "polite" }, "Point at a cell, or move through them with the arrow keys.");
-    put(stage, this.canvas, el("div.row.between.wrap", this.readout, el("a.small", { href: picture, download: `${tile.name}.png` }, "as a picture")));
+    this.canvas = el("canvas", {
+      tabindex: 0,
+      role: "application",
+      "aria-label": `Similarity matrix, ${this.rows} seconds on air by ${this.columns} of the reference. Arrow keys read its cells.`,
+    });
+    this.readout = el(
+      "output.readout",
+      { "aria-live": "polite" },
+      "Point at a cell, or move through them with the arrow keys.",
+    );
+    put(
+      stage,
+      this.canvas,
+      el(
+        "div.row.between.wrap",
+        this.readout,
+        el("a.small", { href: picture, download: `${tile.name}.png` }, "as a picture"),
+      ),
+    );
     this.stage = stage;
     for (const kind of ["pointermove", "pointerdown"]) this.canvas.addEventListener(kind, (event) => this.point(event));
     this.canvas.addEventListener("keydown", (event) => this.key(event));
@@ -60,12 +118,14 @@ class Matrix {
   /** CSS pixels of one cell: never so small that it cannot be seen, never wider than the page. */
   get size() {
     const room = this.stage.clientWidth - LEFT - EDGE;
-    return Math.max(2, Math.min(24, room / this.columns));
+    return Math.max(2, Math.min(18, room / this.columns));
   }
 
   draw() {
     const { canvas, tile, rows, columns, size } = this;
-    const width = LEFT + columns * size + EDGE, height = TOP + rows * size + EDGE, ratio = devicePixelRatio || 1;
+    const width = LEFT + columns * size + EDGE,
+      height = TOP + rows * size + EDGE,
+      ratio = devicePixelRatio || 1;
     canvas.width = Math.round(width * ratio);
     canvas.height = Math.round(height * ratio);
     canvas.style.width = `${width}px`;
@@ -100,7 +160,9 @@ class Matrix {
     pen.beginPath();
     for (let row = 0; row <= this.rows; row++) {
       for (let column = 0; column <= this.columns; column++) {
-        const x = LEFT + column * size, y = TOP + row * size, here = this.inMask(row, column);
+        const x = LEFT + column * size,
+          y = TOP + row * size,
+          here = this.inMask(row, column);
         if (here !== this.inMask(row - 1, column)) {
           pen.moveTo(x, y);
           pen.lineTo(x + size, y);
@@ -118,11 +180,15 @@ class Matrix {
 
   line(pen) {
     const { size } = this;
-    for (const [width, style] of [[4, "#000a"], [2, "#fff"]]) {
+    for (const [width, style] of [
+      [4, "#000a"],
+      [2, "#fff"],
+    ]) {
       pen.beginPath();
       let before = null;
       for (const [row, column] of this.tile.path) {
-        const x = LEFT + (column + 0.5) * size, y = TOP + (row + 0.5) * size;
+        const x = LEFT + (column + 0.5) * size,
+          y = TOP + (row + 0.5) * size;
         // Paths of one alert that do not touch are not joined.
         if (before && Math.abs(row - before[0]) <= 4 && Math.abs(column - before[1]) <= 4) pen.lineTo(x, y);
         else pen.moveTo(x, y);
@@ -143,17 +209,22 @@ class Matrix {
     pen.textAlign = "right";
     const every = (n, least) => [5, 10, 20, 30, 60, 120, 300].find((step) => step * size >= least) ?? n;
     for (let row = 0; row < rows; row++) {
-      if ((tile.live_s + row) % every(rows, 24) === 0) pen.fillText(clock(tile.live_s + row), LEFT - 6, TOP + (row + 0.5) * size);
+      if ((tile.live_s + row) % every(rows, 24) === 0)
+        pen.fillText(clock(tile.live_s + row), LEFT - 6, TOP + (row + 0.5) * size);
     }
     pen.textAlign = "center";
     for (let column = 0; column < columns; column++) {
-      if ((tile.ref_s + column) % every(columns, 52) === 0) pen.fillText(clock(tile.ref_s + column), LEFT + (column + 0.5) * size, TOP - 9);
+      if ((tile.ref_s + column) % every(columns, 52) === 0)
+        pen.fillText(clock(tile.ref_s + column), LEFT + (column + 0.5) * size, TOP - 9);
     }
   }
 
   point(event) {
     const box = this.canvas.getBoundingClientRect();
-    this.read(Math.floor((event.clientY - box.top - TOP) / this.size), Math.floor((event.clientX - box.left - LEFT) / this.size));
+    this.read(
+      Math.floor((event.clientY - box.top - TOP) / this.size),
+      Math.floor((event.clientX - box.left - LEFT) / this.size),
+    );
   }
 
   key(event) {
@@ -162,20 +233,28 @@ class Matrix {
     event.preventDefault();
     const [row, column] = this.cell ?? this.tile.path[0] ?? [0, 0];
     const [down, right] = this.cell ? step : [0, 0];
-    this.read(Math.min(this.rows - 1, Math.max(0, row + down)), Math.min(this.columns - 1, Math.max(0, column + right)));
+    this.read(
+      Math.min(this.rows - 1, Math.max(0, row + down)),
+      Math.min(this.columns - 1, Math.max(0, column + right)),
+    );
   }
 
   read(row, column) {
     if (row < 0 || column < 0 || row >= this.rows || column >= this.columns) return;
     this.cell = [row, column];
     const { tile } = this;
-    this.readout.textContent = `Air ${clock(tile.live_s + row)} and reference ${clock(tile.ref_s + column)}: similarity ${tile.similarity[row][column].toFixed(2)}, mask ${(tile.mask[row]?.[column] ?? 0).toFixed(2)}${this.onPath.has(`${row},${column}`) ? ", on the alignment" : ""}`;
+    const similarity = tile.similarity[row][column].toFixed(2);
+    const mask = (tile.mask[row]?.[column] ?? 0).toFixed(2);
+    const where = `Air ${clock(tile.live_s + row)} and reference ${clock(tile.ref_s + column)}`;
+    const lies = this.onPath.has(`${row},${column}`) ? ", on the alignment" : "";
+    this.readout.textContent = `${where}: similarity ${similarity}, mask ${mask}${lies}`;
     this.draw();
   }
 }
 
 function colour(value) {
-  const place = Math.min(1, Math.max(0, value)) * (RAMP.length - 1), low = Math.min(RAMP.length - 2, Math.floor(place));
+  const place = Math.min(1, Math.max(0, value)) * (RAMP.length - 1),
+    low = Math.min(RAMP.length - 2, Math.floor(place));
   const mix = RAMP[low].map((from, at) => Math.round(from + (place - low) * (RAMP[low + 1][at] - from)));
   return `rgb(${mix})`;
 }

@@ -5,29 +5,61 @@ import { button, confirmed, el, empty, field, icon, put, toast } from "./dom.js"
 import { on } from "./live.js";
 import { bytes, clock, length, moment } from "./times.js";
 
-const PAGE = 50, STRIP = 10, JOB_MS = 700;
+const PAGE = 50,
+  STRIP = 10,
+  JOB_MS = 700;
 
 export async function show(root, { query, signal }) {
-  const list = el("div.refs"), jobs = el("div.jobs", { "aria-live": "polite" }), count = el("p.lead");
+  const list = el("div.refs"),
+    jobs = el("div.jobs", { "aria-live": "polite" }),
+    count = el("p.lead");
   const more = button("Show more", {}, () => load());
-  const search = el("input", { type: "search", name: "q", "aria-label": "Search", placeholder: "Search title, owner or id", value: query.get("q") ?? "" });
-  let cursor = null, shown = 0;
+  const search = el("input", {
+    type: "search",
+    name: "q",
+    "aria-label": "Search",
+    placeholder: "Search title, owner or id",
+    value: query.get("q") ?? "",
+  });
+  let cursor = null,
+    shown = 0;
 
   const load = async (fresh = false) => {
-    const page = await get("references", { q: search.value.trim(), limit: PAGE, cursor: fresh ? null : cursor }, signal);
+    const page = await get(
+      "references",
+      { q: search.value.trim(), limit: PAGE, cursor: fresh ? null : cursor },
+      signal,
+    );
     if (fresh) {
       put(list);
       shown = 0;
     }
-    list.append(...page.items.map((reference) => row(reference, () => load(true), page.items.length === 1 && Boolean(search.value))));
+    list.append(
+      ...page.items.map((reference) =>
+        row(reference, () => load(true), page.items.length === 1 && Boolean(search.value)),
+      ),
+    );
     shown += page.items.length;
     cursor = page.next;
     more.hidden = !cursor;
     count.textContent = shown ? `${shown}${cursor ? "+" : ""} ${shown === 1 ? "video" : "videos"} looked for` : "";
-    if (!shown) put(list, search.value
-      ? empty("No reference fits", ["Look for a part of its title, owner or id."])
-      : empty("Nothing is looked for yet", ["Upload a video above, or register files and folders where they lie. An owner can also fingerprint at home and hand out the features only."],
-        ["copywatch refs add film.mp4 --title \"The Film\" --owner \"ACME\"", "copywatch refs add films/", "copywatch refs import film-42.copywatch"]));
+    if (!shown)
+      put(
+        list,
+        search.value
+          ? empty("No reference fits", ["Look for a part of its title, owner or id."])
+          : empty(
+              "Nothing is looked for yet",
+              [
+                "Upload a video above, or register files and folders where they lie. An owner can also fingerprint at home and hand out the features only.",
+              ],
+              [
+                'copywatch refs add film.mp4 --title "The Film" --owner "ACME"',
+                "copywatch refs add films/",
+                "copywatch refs import film-42.copywatch",
+              ],
+            ),
+      );
   };
   let typing;
   search.addEventListener("input", () => {
@@ -35,20 +67,49 @@ export async function show(root, { query, signal }) {
     typing = setTimeout(() => load(true), 250);
   });
   on(["reference", "again"], () => load(true).catch(() => {}), signal);
-  put(root, el("div.head", el("div", el("h1", "References"), count), search), can("write") && uploader(jobs, () => load(true), signal), jobs, list, el("div.row.centre", more));
+  put(
+    root,
+    el("div.head", el("div", el("h1", "References"), count), search),
+    can("write") && uploader(jobs, () => load(true), signal),
+    jobs,
+    list,
+    el("div.row.centre", more),
+  );
   await load(true);
-  for (const job of (await get("jobs", { limit: 20 }, signal)).items.filter((one) => ["waiting", "running"].includes(one.state))) follow(jobs, job, () => load(true), signal);
+  for (const job of (await get("jobs", { limit: 20 }, signal)).items.filter((one) =>
+    ["waiting", "running"].includes(one.state),
+  ))
+    follow(jobs, job, () => load(true), signal);
 }
 
 function uploader(jobs, done, signal) {
-  const file = el("input", { type: "file", name: "file", required: true, class: "unseen", id: "file", accept: "video/*,.ts,.mkv,.copywatch" });
+  const file = el("input", {
+    type: "file",
+    name: "file",
+    required: true,
+    class: "unseen",
+    id: "file",
+    accept: "video/*,.ts,.mkv,.copywatch",
+  });
   const chosen = el("span.muted", "or drop one here");
-  const form = el("form.upload", { "aria-label": "Register a video" },
+  const form = el(
+    "form.upload",
+    { "aria-label": "Register a video" },
     el("div.drop", file, el("label.button", { for: "file" }, icon("upload"), el("span", "Choose a video")), chosen),
-    field("Title", el("input", { name: "title", maxlength: 1000, placeholder: "the file's name when left out" })), field("Owner", el("input", { name: "owner", maxlength: 1000 })),
+    field("Title", el("input", { name: "title", maxlength: 1000, placeholder: "the file's name when left out" })),
+    field("Owner", el("input", { name: "owner", maxlength: 1000 })),
     el("button.button.primary", { type: "submit" }, "Register"),
-    el("p.hint", "The video is decoded once; what is kept is features and one small picture a second. A file made by ", el("code", "copywatch refs export"), " (.copywatch) is imported as it is."));
-  const name = () => (chosen.textContent = file.files.length ? `${file.files[0].name}, ${bytes(file.files[0].size)}` : "or drop one here");
+    el(
+      "p.hint",
+      "The video is decoded once; what is kept is features and one small picture a second. A file made by ",
+      el("code", "copywatch refs export"),
+      " (.copywatch) is imported as it is.",
+    ),
+  );
+  const name = () =>
+    (chosen.textContent = file.files.length
+      ? `${file.files[0].name}, ${bytes(file.files[0].size)}`
+      : "or drop one here");
   file.addEventListener("change", name);
   form.addEventListener("dragover", (event) => {
     event.preventDefault();
@@ -65,7 +126,8 @@ function uploader(jobs, done, signal) {
   });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const values = new FormData(form), video = file.files[0];
+    const values = new FormData(form),
+      video = file.files[0];
     for (const key of ["title", "owner"]) if (!values.get(key)) values.delete(key);
     const isExport = video.name.endsWith(".copywatch");
     if (isExport) for (const key of ["title", "owner"]) values.delete(key);
@@ -74,7 +136,9 @@ function uploader(jobs, done, signal) {
     form.reset();
     name();
     try {
-      const reply = await upload(isExport ? "references/import" : "references", values, (sent, total) => line.tell(sent, total, `sent ${bytes(sent)} of ${bytes(total)}`));
+      const reply = await upload(isExport ? "references/import" : "references", values, (sent, total) =>
+        line.tell(sent, total, `sent ${bytes(sent)} of ${bytes(total)}`),
+      );
       line.element.remove();
       const job = reply.job ?? (reply.kind ? reply : null); // a small import is done at once
       if (job) follow(jobs, job, done, signal, video.name);
@@ -90,7 +154,8 @@ function uploader(jobs, done, signal) {
 }
 
 function progressLine(name) {
-  const bar = el("progress", { max: 1 }), words = el("span.muted");
+  const bar = el("progress", { max: 1 }),
+    words = el("span.muted");
   const element = el("div.job", el("strong", name), bar, words);
   return {
     element,
@@ -135,13 +200,46 @@ async function follow(jobs, first, done, signal, name) {
 function row(reference, changed, opened) {
   const detail = el("div.ref-detail");
   const warnings = reference.warnings ?? [];
-  const box = el("details.ref", { open: opened }, el("summary",
-    reference.has_thumbnails ? el("img", { src: picture(reference, Math.floor(reference.seconds / 3)), alt: "", width: 96, height: 54, loading: "lazy" }) : el("span.without.small", "no pictures"),
-    el("span.ref-name", el("strong", reference.title || reference.id), el("span.muted", [reference.id, reference.owner].filter(Boolean).join(" · "))),
-    el("span.ref-facts", el("span", length(reference.seconds)), el("span.muted", moment(reference.added_at))),
-    el("span.chips", reference.state === "ready" ? el("span.chip", { data: { tone: "good" } }, "Ready") : el("span.chip", { data: { tone: "bad" } }, "Quarantined: not searched"),
-      warnings.length > 0 && el("span.chip", { data: { tone: "warn" } }, icon("warning"), `${warnings.length} ${warnings.length === 1 ? "warning" : "warnings"}`))), detail);
-  const draw = () => box.open && !detail.childElementCount && drawDetail(detail, reference, changed).catch((error) => put(detail, el("p.problem", error.message)));
+  const box = el(
+    "details.ref",
+    { open: opened },
+    el(
+      "summary",
+      reference.has_thumbnails
+        ? el("img", {
+            src: picture(reference, Math.floor(reference.seconds / 3)),
+            alt: "",
+            width: 96,
+            height: 54,
+            loading: "lazy",
+          })
+        : el("span.without.small", "no pictures"),
+      el(
+        "span.ref-name",
+        el("strong", reference.title || reference.id),
+        el("span.muted", [reference.id, reference.owner].filter(Boolean).join(" · ")),
+      ),
+      el("span.ref-facts", el("span", length(reference.seconds)), el("span.muted", moment(reference.added_at))),
+      el(
+        "span.chips",
+        reference.state === "ready"
+          ? el("span.chip", { data: { tone: "good" } }, "Ready")
+          : el("span.chip", { data: { tone: "bad" } }, "Quarantined: not searched"),
+        warnings.length > 0 &&
+          el(
+            "span.chip",
+            { data: { tone: "warn" } },
+            icon("warning"),
+            `${warnings.length} ${warnings.length === 1 ? "warning" : "warnings"}`,
+          ),
+      ),
+    ),
+    detail,
+  );
+  const draw = () =>
+    box.open &&
+    !detail.childElementCount &&
+    drawDetail(detail, reference, changed).catch((error) => put(detail, el("p.problem", error.message)));
   box.addEventListener("toggle", draw);
   if (opened) draw();
   return box;
@@ -151,27 +249,61 @@ const picture = (reference, second) => address(`references/${part(reference.id)}
 
 async function drawDetail(detail, reference, changed) {
   // The whole story, overlaps with other references included, is told by the single reference only.
-  const [whole, { items }] = await Promise.all([get(`references/${part(reference.id)}`), get(`references/${part(reference.id)}/exclusions`, { limit: 200 })]);
+  const [whole, { items }] = await Promise.all([
+    get(`references/${part(reference.id)}`),
+    get(`references/${part(reference.id)}/exclusions`, { limit: 200 }),
+  ]);
   const redraw = () => drawDetail(detail, reference, changed);
   const tags = Object.entries(reference.tags ?? {}).map(([key, value]) => `${key}=${value}`);
-  put(detail, hygiene(whole), strip(reference, items), exclusions(reference, items, redraw),
+  put(
+    detail,
+    hygiene(whole),
+    strip(reference, items),
+    exclusions(reference, items, redraw),
     tags.length > 0 && el("p.muted", `Tags: ${tags.join(", ")}`),
-    el("div.row.wrap", el("a.button.quiet", { href: `#/alerts?reference=${part(reference.id)}` }, "Its alerts"),
-      el("a.button.quiet", { href: address(`references/${part(reference.id)}/export`), download: `${reference.id}.copywatch` }, icon("download"), "Features"),
-      can("write") && button("Remove", { kind: "danger", sign: "trash" }, () => remove(reference, changed))));
+    el(
+      "div.row.wrap",
+      el("a.button.quiet", { href: `#/alerts?reference=${part(reference.id)}` }, "Its alerts"),
+      el(
+        "a.button.quiet",
+        { href: address(`references/${part(reference.id)}/export`), download: `${reference.id}.copywatch` },
+        icon("download"),
+        "Features",
+      ),
+      can("write") && button("Remove", { kind: "danger", sign: "trash" }, () => remove(reference, changed)),
+    ),
+  );
 }
 
 function hygiene(reference) {
   const share = Math.round(100 * (reference.low_information_share ?? 0));
-  return el("div", el("h3", "How well it can be recognised"),
-    reference.warnings?.length ? el("ul.warnings", reference.warnings.map((warning) => el("li", icon("warning"), warning))) : el("p", "Nothing to object to."),
-    el("p.muted.small", `${share} % of its seconds are black, flat or missing`, reference.longest_static_s ? `; the longest still is ${length(reference.longest_static_s)}.` : "."));
+  return el(
+    "div",
+    el("h3", "How well it can be recognised"),
+    reference.warnings?.length
+      ? el(
+          "ul.warnings",
+          reference.warnings.map((warning) => el("li", icon("warning"), warning)),
+        )
+      : el("p", "Nothing to object to."),
+    el(
+      "p.muted.small",
+      `${share} % of its seconds are black, flat or missing`,
+      reference.longest_static_s ? `; the longest still is ${length(reference.longest_static_s)}.` : ".",
+    ),
+  );
 }
 
 /** Pictures along the reference, with what is excluded shaded. */
 function strip(reference, items) {
-  if (!reference.has_thumbnails) return el("p.muted.small", "No pictures were kept: it was imported as features, or the setting registration.thumbnails is off.");
-  const seconds = Array.from({ length: STRIP }, (_, at) => Math.min(reference.seconds - 1, Math.floor(((at + 0.5) * reference.seconds) / STRIP)));
+  if (!reference.has_thumbnails)
+    return el(
+      "p.muted.small",
+      "No pictures were kept: it was imported as features, or the setting registration.thumbnails is off.",
+    );
+  const seconds = Array.from({ length: STRIP }, (_, at) =>
+    Math.min(reference.seconds - 1, Math.floor(((at + 0.5) * reference.seconds) / STRIP)),
+  );
   const percent = (second) => `${(100 * second) / reference.seconds}%`;
   const shades = items.map((one) => {
     const shade = el("i.shade", { title: `excluded ${clock(one.start_s)}–${clock(one.end_s)}` });
@@ -179,7 +311,20 @@ function strip(reference, items) {
     shade.style.width = percent(one.end_s - one.start_s);
     return shade;
   });
-  return el("div.strip", seconds.map((second) => el("img", { src: picture(reference, second), alt: `at ${clock(second)}`, title: clock(second), width: 160, height: 90, loading: "lazy" })), shades);
+  return el(
+    "div.strip",
+    seconds.map((second) =>
+      el("img", {
+        src: picture(reference, second),
+        alt: `at ${clock(second)}`,
+        title: clock(second),
+        width: 160,
+        height: 90,
+        loading: "lazy",
+      }),
+    ),
+    shades,
+  );
 }
 
 function exclusions(reference, items, redraw) {
@@ -193,21 +338,62 @@ function exclusions(reference, items, redraw) {
       problem.hidden = false;
     }
   };
-  const number = (name) => el("input", { name, type: "number", min: 0, max: reference.seconds, step: "0.1", required: true, placeholder: "seconds" });
-  const form = el("form.row.wrap.bottom", field("From", number("start_s")), field("To", number("end_s")), field("Note", el("input", { name: "note", placeholder: "ident, end credits" })), el("button.button", { type: "submit" }, "Exclude"));
+  const number = (name) =>
+    el("input", {
+      name,
+      type: "number",
+      min: 0,
+      max: reference.seconds,
+      step: "0.1",
+      required: true,
+      placeholder: "seconds",
+    });
+  const form = el(
+    "form.row.wrap.bottom",
+    field("From", number("start_s")),
+    field("To", number("end_s")),
+    field("Note", el("input", { name: "note", placeholder: "ident, end credits" })),
+    el("button.button", { type: "submit" }, "Exclude"),
+  );
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const { start_s: start, end_s: end, note } = Object.fromEntries(new FormData(form));
-    attempt(() => send("POST", `references/${part(reference.id)}/exclusions`, { start_s: Number(start), end_s: Number(end), note }));
+    attempt(() =>
+      send("POST", `references/${part(reference.id)}/exclusions`, { start_s: Number(start), end_s: Number(end), note }),
+    );
   });
-  return el("div", el("h3", "Spans that never alert"),
-    items.length ? el("ul.plain-list", items.map((one) => el("li.row.between", el("span", `${clock(one.start_s)}–${clock(one.end_s)}`, one.note && el("span.muted", ` ${one.note}`)),
-      can("write") && button("Take back", { kind: "quiet" }, () => attempt(() => send("DELETE", `references/${part(reference.id)}/exclusions/${part(one.n ?? one.id)}`)))))) : el("p.muted", "None."),
-    can("write") && form, problem);
+  return el(
+    "div",
+    el("h3", "Spans that never alert"),
+    items.length
+      ? el(
+          "ul.plain-list",
+          items.map((one) =>
+            el(
+              "li.row.between",
+              el("span", `${clock(one.start_s)}–${clock(one.end_s)}`, one.note && el("span.muted", ` ${one.note}`)),
+              can("write") &&
+                button("Take back", { kind: "quiet" }, () =>
+                  attempt(() => send("DELETE", `references/${part(reference.id)}/exclusions/${part(one.n ?? one.id)}`)),
+                ),
+            ),
+          ),
+        )
+      : el("p.muted", "None."),
+    can("write") && form,
+    problem,
+  );
 }
 
 async function remove(reference, changed) {
-  if (!(await confirmed(`Remove ${reference.title || reference.id}?`, "It is no longer looked for, and an alert of it that is open ends. Its features and pictures are deleted; alerts and their evidence stay.", "Remove"))) return;
+  if (
+    !(await confirmed(
+      `Remove ${reference.title || reference.id}?`,
+      "It is no longer looked for, and an alert of it that is open ends. Its features and pictures are deleted; alerts and their evidence stay.",
+      "Remove",
+    ))
+  )
+    return;
   try {
     await send("DELETE", `references/${part(reference.id)}`);
     toast(`${reference.title || reference.id} is removed.`);

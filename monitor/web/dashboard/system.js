@@ -11,9 +11,23 @@ const REFRESH_MS = 5000;
 const STAGES = { encode: "Encoding a picture", match: "Matching a second", snapshot: "Keeping the state" };
 
 export async function show(root, { signal }) {
-  const body = el("div.stack"), hooks = el("section.panel"), tokens = el("section.panel");
-  put(root, el("div.head", el("div", el("h1", "System")), el("nav.row.wrap", { "aria-label": "For machines" },
-    ["metrics", "openapi.json", "readyz", "livez"].map((name) => el("a.button.quiet", { href: name }, name)))), body, can("admin") && el("div.stack", hooks, tokens));
+  const body = el("div.stack"),
+    hooks = el("section.panel"),
+    tokens = el("section.panel");
+  put(
+    root,
+    el(
+      "div.head",
+      el("div", el("h1", "System")),
+      el(
+        "nav.row.wrap",
+        { "aria-label": "For machines" },
+        ["metrics", "openapi.json", "readyz", "livez"].map((name) => el("a.button.quiet", { href: name }, name)),
+      ),
+    ),
+    body,
+    can("admin") && el("div.stack", hooks, tokens),
+  );
   const draw = async () => {
     const [system, stages] = await Promise.all([get("system", {}, signal), stageTimes(signal)]);
     put(body, problems(system), figures(system), el("div.columns", latencies(stages), backlog(system), index(system)));
@@ -31,8 +45,22 @@ export async function show(root, { signal }) {
 
 function problems(system) {
   const all = Object.entries(system.problems);
-  if (!all.length) return el("section.ready", { data: { tone: "good" } }, el("h2", "Ready"), el("p", "Everything that matching needs works."));
-  return el("section.ready", { data: { tone: "bad" }, role: "alert" }, el("h2", "Not ready"), el("ul", all.map(([name, sentence]) => el("li", el("strong", `${name}: `), sentence))));
+  if (!all.length)
+    return el(
+      "section.ready",
+      { data: { tone: "good" } },
+      el("h2", "Ready"),
+      el("p", "Everything that matching needs works."),
+    );
+  return el(
+    "section.ready",
+    { data: { tone: "bad" }, role: "alert" },
+    el("h2", "Not ready"),
+    el(
+      "ul",
+      all.map(([name, sentence]) => el("li", el("strong", `${name}: `), sentence)),
+    ),
+  );
 }
 
 function figures(system) {
@@ -40,13 +68,29 @@ function figures(system) {
   const channels = Object.entries(system.channels).filter(([, n]) => n > 0);
   const seconds = (value) => (value === null || value === undefined ? "–" : `${value.toFixed(1)} s`);
   const figure = (name, value, hint) => el("div.figure", el("dt", name), el("dd", value), hint && el("dd.hint", hint));
-  return el("dl.figures",
-    figure("Channels", String(channels.reduce((sum, [, n]) => sum + n, 0)), channels.map(([state, n]) => `${n} ${describeState(state)[0].toLowerCase()}`).join(", ") || "none"),
+  return el(
+    "dl.figures",
+    figure(
+      "Channels",
+      String(channels.reduce((sum, [, n]) => sum + n, 0)),
+      channels.map(([state, n]) => `${n} ${describeState(state)[0].toLowerCase()}`).join(", ") || "none",
+    ),
     figure("References", String(system.references), `${length(system.reference_seconds)} of video`),
     figure("From air to alert, p95", seconds(metrics.detection_latency_p95_s), "the one service level"),
     figure("Dropped", String(metrics.dropped_total), "seconds of air that came and were not matched"),
-    evidence && figure("Evidence", bytes(evidence.bytes), [el("meter", { min: 0, max: 1, high: 0.9, value: evidence.bytes / Math.max(1, evidence.quota_bytes), "aria-label": "share of the quota" }), ` of ${bytes(evidence.quota_bytes)}`]),
-    figure("Version", system.version, [`model ${system.model}, since `, moment(system.started_at)]));
+    evidence &&
+      figure("Evidence", bytes(evidence.bytes), [
+        el("meter", {
+          min: 0,
+          max: 1,
+          high: 0.9,
+          value: evidence.bytes / Math.max(1, evidence.quota_bytes),
+          "aria-label": "share of the quota",
+        }),
+        ` of ${bytes(evidence.quota_bytes)}`,
+      ]),
+    figure("Version", system.version, [`model ${system.model}, since `, moment(system.started_at)]),
+  );
 }
 
 /** Mean time of each stage, out of /metrics; empty where that is served elsewhere. */
@@ -55,8 +99,13 @@ async function stageTimes(signal) {
     const reply = await fetch("metrics", { signal, headers: { Accept: "text/plain" } });
     if (!reply.ok) return [];
     const values = {};
-    for (const [, what, stage, value] of (await reply.text()).matchAll(/^copywatch_stage_duration_seconds_(sum|count)\{stage="([^"]+)"\} (\S+)$/gm)) (values[stage] ??= {})[what] = Number(value);
-    return Object.entries(values).filter(([, { count }]) => count > 0).map(([stage, { sum, count }]) => [STAGES[stage] ?? stage, (1000 * sum) / count]);
+    for (const [, what, stage, value] of (await reply.text()).matchAll(
+      /^copywatch_stage_duration_seconds_(sum|count)\{stage="([^"]+)"\} (\S+)$/gm,
+    ))
+      (values[stage] ??= {})[what] = Number(value);
+    return Object.entries(values)
+      .filter(([, { count }]) => count > 0)
+      .map(([stage, { sum, count }]) => [STAGES[stage] ?? stage, (1000 * sum) / count]);
   } catch {
     return [];
   }
@@ -64,28 +113,81 @@ async function stageTimes(signal) {
 
 function latencies(stages) {
   const most = Math.max(...stages.map(([, ms]) => ms), 1);
-  return el("section.panel", el("h2", "Stages"), stages.length ? el("dl.bars", stages.map(([name, ms]) => {
-    const bar = el("i.bar", { "aria-hidden": "true" });
-    bar.style.width = `${(100 * ms) / most}%`;
-    return el("div", el("dt", name), el("dd", `${ms.toFixed(1)} ms`, bar));
-  })) : el("p.muted", "Nothing was matched yet."), el("p.hint", "Mean for one second of a channel, since the start."));
+  return el(
+    "section.panel",
+    el("h2", "Stages"),
+    stages.length
+      ? el(
+          "dl.bars",
+          stages.map(([name, ms]) => {
+            const bar = el("i.bar", { "aria-hidden": "true" });
+            bar.style.width = `${(100 * ms) / most}%`;
+            return el("div", el("dt", name), el("dd", `${ms.toFixed(1)} ms`, bar));
+          }),
+        )
+      : el("p.muted", "Nothing was matched yet."),
+    el("p.hint", "Mean for one second of a channel, since the start."),
+  );
 }
 
 function backlog(system) {
   const sinks = Object.entries(system.backlog);
-  return el("section.panel", el("h2", "Waiting to be told"), sinks.length ? el("dl.pairs", sinks.map(([sink, n]) => el("div", el("dt", sink), el("dd", n ? `${n} events` : "nothing")))) : el("p.muted", "No sink is configured; alerts are kept here."));
+  return el(
+    "section.panel",
+    el("h2", "Waiting to be told"),
+    sinks.length
+      ? el(
+          "dl.pairs",
+          sinks.map(([sink, n]) => el("div", el("dt", sink), el("dd", n ? `${n} events` : "nothing"))),
+        )
+      : el("p.muted", "No sink is configured; alerts are kept here."),
+  );
 }
 
 function index(system) {
   const { index } = system;
-  return el("section.panel", el("h2", "Index"), el("dl.pairs", [
-    ["Kind", index.kind], ["Generation", index.generation], ["Searched", length(index.seconds)], ["Taken up", moment(index.refreshed_at)],
-    ["Encoder", system.encoder_id], ["Server's zone", system.time_zone], ["Your zone", ZONE],
-  ].map(([name, value]) => el("div", el("dt", name), el("dd", value instanceof Node ? value : String(value ?? "–"))))));
+  return el(
+    "section.panel",
+    el("h2", "Index"),
+    el(
+      "dl.pairs",
+      [
+        ["Kind", index.kind],
+        ["Generation", index.generation],
+        ["Searched", length(index.seconds)],
+        ["Taken up", moment(index.refreshed_at)],
+        ["Encoder", system.encoder_id],
+        ["Server's zone", system.time_zone],
+        ["Your zone", ZONE],
+      ].map(([name, value]) =>
+        el("div", el("dt", name), el("dd", value instanceof Node ? value : String(value ?? "–"))),
+      ),
+    ),
+  );
 }
 
 async function drawTokens(panel, signal) {
   const tokens = await all("tokens", {}, 200, signal);
-  put(panel, el("h2", "Tokens"), tokens.length ? el("dl.pairs", tokens.map((token) => el("div", el("dt", token.name), el("dd", [token.scope ?? token.scopes?.join(", "), " since ", moment(token.created_at)]))))
-    : el("p.muted", "None: only this machine is served, and may do everything."), el("p.hint", "Made by ", el("code", "copywatch tokens add NAME --scope read|write|admin"), ", which prints it once."));
+  put(
+    panel,
+    el("h2", "Tokens"),
+    tokens.length
+      ? el(
+          "dl.pairs",
+          tokens.map((token) =>
+            el(
+              "div",
+              el("dt", token.name),
+              el("dd", [token.scope ?? token.scopes?.join(", "), " since ", moment(token.created_at)]),
+            ),
+          ),
+        )
+      : el("p.muted", "None: only this machine is served, and may do everything."),
+    el(
+      "p.hint",
+      "Made by ",
+      el("code", "copywatch tokens add NAME --scope read|write|admin"),
+      ", which prints it once.",
+    ),
+  );
 }

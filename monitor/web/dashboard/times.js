@@ -29,8 +29,11 @@ export function moment(iso, { full = false } = {}) {
   if (!iso) return el("span.muted", "–");
   const date = new Date(iso);
   const today = DAY.format(date) === DAY.format(new Date());
-  const words = full ? `${DAY.format(date)}, ${TIME.format(date)} ${part(SHORT_ZONE, date)}`
-    : today ? TIME.format(date) : `${DAY.format(date)}, ${TIME.format(date)}`;
+  const words = full
+    ? `${DAY.format(date)}, ${TIME.format(date)} ${part(SHORT_ZONE, date)}`
+    : today
+      ? TIME.format(date)
+      : `${DAY.format(date)}, ${TIME.format(date)}`;
   return el("time", { datetime: iso, title: `${iso} (UTC)` }, words);
 }
 
@@ -77,7 +80,8 @@ export function dayBounds(day) {
 /** Bytes for people. */
 export function bytes(number) {
   const units = ["B", "kB", "MB", "GB", "TB"];
-  let size = number, unit = 0;
+  let size = number,
+    unit = 0;
   while (size >= 1000 && unit < units.length - 1) [size, unit] = [size / 1000, unit + 1];
   return `${size >= 100 || unit === 0 ? Math.round(size) : size.toFixed(1)} ${units[unit]}`;
 }

@@ -25,10 +25,18 @@ export function describeState(state) {
 export async function show(root, { signal }) {
   const wall = el("div.wall");
   const summary = el("p.lead");
-  put(root, el("div.head", el("div", el("h1", "Live"), summary),
-    can("write") && button("Add a channel", { sign: "plus" }, addChannel)), wall);
+  put(
+    root,
+    el(
+      "div.head",
+      el("div", el("h1", "Live"), summary),
+      can("write") && button("Add a channel", { sign: "plus" }, addChannel),
+    ),
+    wall,
+  );
   const tiles = new Map();
-  let channels = [], open = new Map();
+  let channels = [],
+    open = new Map();
 
   const draw = () => {
     const order = Object.keys(STATES);
@@ -36,11 +44,18 @@ export async function show(root, { signal }) {
     channels.sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name));
     summary.textContent = summarise(channels, open);
     if (!channels.length) {
-      put(wall, empty("No channel is watched yet", ["Try an address, add it, and it appears here; a running monitor needs no restart."], [
-        "copywatch channels test URL",
-        "copywatch channels add channel-5 URL --config copywatch.yaml",
-        "copywatch serve --config copywatch.yaml",
-      ]));
+      put(
+        wall,
+        empty(
+          "No channel is watched yet",
+          ["Try an address, add it, and it appears here; a running monitor needs no restart."],
+          [
+            "copywatch channels test URL",
+            "copywatch channels add channel-5 URL --config copywatch.yaml",
+            "copywatch serve --config copywatch.yaml",
+          ],
+        ),
+      );
       tiles.clear();
       return;
     }
@@ -51,26 +66,38 @@ export async function show(root, { signal }) {
     }
     const wanted = channels.map((channel) => tiles.get(channel.name).element);
     // Moved only where the order changed: a tile that is moved loses its focus.
-    if (wanted.some((tile, at) => wall.children[at] !== tile) || wall.children.length !== wanted.length) put(wall, wanted);
+    if (wanted.some((tile, at) => wall.children[at] !== tile) || wall.children.length !== wanted.length)
+      put(wall, wanted);
   };
   const ask = async () => {
-    const [found, alerts] = await Promise.all([all("channels", {}, 1000, signal), all("alerts", { status: "open" }, 1000, signal)]);
+    const [found, alerts] = await Promise.all([
+      all("channels", {}, 1000, signal),
+      all("alerts", { status: "open" }, 1000, signal),
+    ]);
     channels = found;
     open = new Map(alerts.map((alert) => [alert.id, alert]));
     draw();
   };
   const again = () => ask().catch(() => {}); // the banner says that the connection is lost
 
-  on(["channel"], (channel) => {
-    channels = channels.filter((one) => one.name !== channel.name);
-    if (channel.state !== "removed") channels.push(channel);
-    draw();
-  }, signal);
-  on(ALERTS, (alert) => {
-    if (alert.status === "open") open.set(alert.id, alert);
-    else open.delete(alert.id);
-    draw();
-  }, signal);
+  on(
+    ["channel"],
+    (channel) => {
+      channels = channels.filter((one) => one.name !== channel.name);
+      if (channel.state !== "removed") channels.push(channel);
+      draw();
+    },
+    signal,
+  );
+  on(
+    ALERTS,
+    (alert) => {
+      if (alert.status === "open") open.set(alert.id, alert);
+      else open.delete(alert.id);
+      draw();
+    },
+    signal,
+  );
   on(["again"], again, signal);
   const timer = setInterval(() => document.hidden || again(), REFRESH_MS);
   signal.addEventListener("abort", () => clearInterval(timer));
@@ -95,10 +122,24 @@ class Tile {
     this.ribbon = el("div.ribbons");
     this.facts = el("dl.facts");
     this.since = el("p.muted.small");
-    const remove = can("write") && el("button.plain.remove", { type: "button", title: `Remove ${name}`, "aria-label": `Remove ${name}`, onclick: () => removeChannel(name, changed) }, icon("trash"));
-    this.element = el("article.tile", { "aria-label": name, tabindex: 0 },
+    const remove =
+      can("write") &&
+      el(
+        "button.plain.remove",
+        {
+          type: "button",
+          title: `Remove ${name}`,
+          "aria-label": `Remove ${name}`,
+          onclick: () => removeChannel(name, changed),
+        },
+        icon("trash"),
+      );
+    this.element = el(
+      "article.tile",
+      { "aria-label": name, tabindex: 0 },
       el("div.screen", this.picture, this.without, this.state, this.ribbon),
-      el("div.body", el("div.row.between", el("h2", name), remove), this.since, this.facts));
+      el("div.body", el("div.row.between", el("h2", name), remove), this.since, this.facts),
+    );
   }
 
   draw(channel, open) {
@@ -108,15 +149,30 @@ class Tile {
     this.state.dataset.tone = tone;
     this.state.title = meaning;
     put(this.since, meaning, " · since ", moment(channel.since));
-    put(this.facts,
+    put(
+      this.facts,
       fact("Lag", channel.lag_s === null ? "–" : `${channel.lag_s.toFixed(1)} s`),
       fact("Reconnects", channel.reconnects),
       fact("Not seen", length(channel.gap_seconds)),
-      fact("Dropped", channel.dropped));
+      fact("Dropped", channel.dropped),
+    );
     const mine = [...open.values()].filter((alert) => alert.channel === channel.name);
-    put(this.ribbon, mine.map((alert) => el("a.ribbon", { href: `#/alerts/${part(alert.id)}`, class: alert.licence ? "licensed" : "" },
-      el("strong", alert.title || alert.reference), ` from ${clock(alert.reference_start)}`, alert.licence ? " · licensed" : "")));
-    this.element.classList.toggle("matching", mine.some((alert) => !alert.licence));
+    put(
+      this.ribbon,
+      mine.map((alert) =>
+        el(
+          "a.ribbon",
+          { href: `#/alerts/${part(alert.id)}`, class: alert.licence ? "licensed" : "" },
+          el("strong", alert.title || alert.reference),
+          ` from ${clock(alert.reference_start)}`,
+          alert.licence ? " · licensed" : "",
+        ),
+      ),
+    );
+    this.element.classList.toggle(
+      "matching",
+      mine.some((alert) => !alert.licence),
+    );
     this.refresh(channel);
   }
 
@@ -156,7 +212,13 @@ async function removeChannel(name, changed) {
 
 function addChannel() {
   const found = el("p.hint", { role: "status" });
-  const url = el("input", { name: "url", required: true, autocomplete: "off", spellcheck: "false", placeholder: "https://…/live.m3u8" });
+  const url = el("input", {
+    name: "url",
+    required: true,
+    autocomplete: "off",
+    spellcheck: "false",
+    placeholder: "https://…/live.m3u8",
+  });
   const test = button("Test this address", {}, async () => {
     test.disabled = true;
     found.textContent = "Watching it for some seconds…";
@@ -167,19 +229,49 @@ function addChannel() {
     }
     test.disabled = false;
   });
-  formDialog("Add a channel", "It is written to the configuration and watched at once.", [
-    field("Name", el("input", { name: "name", required: true, pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*", autocomplete: "off", placeholder: "channel-5" }), "Letters, digits, dot, dash, underscore."),
-    field("Address", url, "HLS, MPEG-TS over HTTP or UDP, RTMP, RTSP. Credentials in it are never shown again."),
-    field("Sampling", select("mode", [["auto", "auto"], ["exact", "exact: decode everything"], ["economy", "economy: key frames only"]], "auto")),
-    el("div.row", test), found,
-  ], "Add", async (values) => {
-    await send("POST", "channels", values);
-    toast(`${values.name} is being opened.`);
-  });
+  formDialog(
+    "Add a channel",
+    "It is written to the configuration and watched at once.",
+    [
+      field(
+        "Name",
+        el("input", {
+          name: "name",
+          required: true,
+          pattern: "[A-Za-z0-9][A-Za-z0-9._\\-]*",
+          autocomplete: "off",
+          placeholder: "channel-5",
+        }),
+        "Letters, digits, dot, dash, underscore.",
+      ),
+      field("Address", url, "HLS, MPEG-TS over HTTP or UDP, RTMP, RTSP. Credentials in it are never shown again."),
+      field(
+        "Sampling",
+        select(
+          "mode",
+          [
+            ["auto", "auto"],
+            ["exact", "exact: decode everything"],
+            ["economy", "economy: key frames only"],
+          ],
+          "auto",
+        ),
+      ),
+      el("div.row", test),
+      found,
+    ],
+    "Add",
+    async (values) => {
+      await send("POST", "channels", values);
+      toast(`${values.name} is being opened.`);
+    },
+  );
 }
 
 /** What a test of an address found, as one line: every value that it has, under its own name. */
 function describeTest(found) {
-  return Object.entries(found).filter(([, value]) => ["string", "number"].includes(typeof value))
-    .map(([name, value]) => `${name.replace(/_s$/, " (s)").replaceAll("_", " ")}: ${value}`).join(" · ");
+  return Object.entries(found)
+    .filter(([, value]) => ["string", "number"].includes(typeof value))
+    .map(([name, value]) => `${name.replace(/_s$/, " (s)").replaceAll("_", " ")}: ${value}`)
+    .join(" · ");
 }

@@ -10,9 +10,25 @@ export async function webhooks(panel, signal) {
   const list = el("div.stack");
   const draw = async () => {
     const hooks = await all("webhooks", {}, 200, signal);
-    put(list, hooks.length ? hooks.map((hook) => hookView(hook, draw)) : el("p.muted", "Nobody is told yet. Each delivery is signed (Standard Webhooks), tried again, and logged here."));
+    put(
+      list,
+      hooks.length
+        ? hooks.map((hook) => hookView(hook, draw))
+        : el(
+            "p.muted",
+            "Nobody is told yet. Each delivery is signed (Standard Webhooks), tried again, and logged here.",
+          ),
+    );
   };
-  put(panel, el("div.row.between.wrap", el("h2", "Webhooks"), button("Add a webhook", { sign: "plus" }, () => addHook(draw))), list);
+  put(
+    panel,
+    el(
+      "div.row.between.wrap",
+      el("h2", "Webhooks"),
+      button("Add a webhook", { sign: "plus" }, () => addHook(draw)),
+    ),
+    list,
+  );
   await draw();
 }
 
@@ -30,14 +46,52 @@ function hookView(hook, draw) {
   const path = `webhooks/${part(hook.id)}`;
   const details = el("details.hook-log", el("summary", "Deliveries"), log);
   details.addEventListener("toggle", () => details.open && drawLog(log, path));
-  return el("article.hook", el("div.row.between.wrap", el("strong.address", hook.url),
-    el("span.chip", { data: { tone: hook.enabled ? "good" : "bad" } }, hook.enabled ? "On" : `Off${hook.disabled_reason ? `: ${hook.disabled_reason}` : ""}`)),
-    el("p.muted.small", hook.types?.length ? hook.types.join(", ") : "all events", " · since ", moment(hook.created_at)),
-    el("div.row.wrap", button("Send a test", { kind: "quiet" }, () => attempt(() => send("POST", `${path}/test`), "A test is on its way; the log tells what came of it.")),
-      !hook.enabled && button("Switch on", { kind: "quiet" }, () => attempt(() => send("POST", `${path}/enable`), "It is on again.")),
+  const test = async () => {
+    try {
+      const sent = await send("POST", `${path}/test`);
+      if (sent.state === "done") toast(`It was taken, with ${sent.last_status}.`);
+      else toast(`It was not taken: ${sent.last_error ?? sent.last_status}.`, "error");
+      details.open = true;
+      await drawLog(log, path);
+    } catch (error) {
+      toast(error.message, "error");
+    }
+  };
+  return el(
+    "article.hook",
+    el(
+      "div.row.between.wrap",
+      el("strong.address", hook.url),
+      el(
+        "span.chip",
+        { data: { tone: hook.enabled ? "good" : "bad" } },
+        hook.enabled ? "On" : `Off${hook.disabled_reason ? `: ${hook.disabled_reason}` : ""}`,
+      ),
+    ),
+    el(
+      "p.muted.small",
+      hook.types?.length ? hook.types.join(", ") : "all events",
+      " · since ",
+      moment(hook.created_at),
+    ),
+    el(
+      "div.row.wrap",
+      button("Send a test", { kind: "quiet" }, test),
+      !hook.enabled &&
+        button("Switch on", { kind: "quiet" }, () => attempt(() => send("POST", `${path}/enable`), "It is on again.")),
       button("Remove", { kind: "quiet", sign: "trash" }, async () => {
-        if (await confirmed("Remove this webhook?", `${hook.url} is told nothing more; what waits for it is given up.`, "Remove")) await attempt(() => send("DELETE", path), "It is removed.");
-      })), details);
+        if (
+          await confirmed(
+            "Remove this webhook?",
+            `${hook.url} is told nothing more; what waits for it is given up.`,
+            "Remove",
+          )
+        )
+          await attempt(() => send("DELETE", path), "It is removed.");
+      }),
+    ),
+    details,
+  );
 }
 
 async function drawLog(log, path) {
@@ -52,28 +106,99 @@ async function drawLog(log, path) {
       toast(error.message, "error");
     }
   };
-  put(log, items.length ? el("div.scroll", el("table", el("thead", el("tr", ["When", "Event", "State", "Tries", "Answer", ""].map((name) => el("th", { scope: "col" }, name)))),
-    el("tbody", items.map((one) => el("tr",
-      el("td", { data: { label: "When" } }, moment(one.created_at)),
-      el("td", { data: { label: "Event" } }, one.alert ? el("a", { href: `#/alerts/${part(one.alert)}` }, one.event) : one.event),
-      el("td", { data: { label: "State" } }, el("span.chip", { data: { tone: states[one.state]?.[1] ?? "idle" } }, states[one.state]?.[0] ?? one.state)),
-      el("td", { data: { label: "Tries" } }, String(one.tries)),
-      el("td", { data: { label: "Answer" } }, [one.last_status, one.last_error].filter(Boolean).join(" ") || "–"),
-      el("td.end", button("Replay", { kind: "quiet" }, () => again(one)))))))) : el("p.muted", "Nothing was sent yet."));
+  put(
+    log,
+    items.length
+      ? el(
+          "div.scroll",
+          el(
+            "table",
+            el(
+              "thead",
+              el(
+                "tr",
+                ["When", "Event", "State", "Tries", "Answer", ""].map((name) => el("th", { scope: "col" }, name)),
+              ),
+            ),
+            el(
+              "tbody",
+              items.map((one) =>
+                el(
+                  "tr",
+                  el("td", { data: { label: "When" } }, moment(one.created_at)),
+                  el(
+                    "td",
+                    { data: { label: "Event" } },
+                    one.alert ? el("a", { href: `#/alerts/${part(one.alert)}` }, one.event) : one.event,
+                  ),
+                  el(
+                    "td",
+                    { data: { label: "State" } },
+                    el(
+                      "span.chip",
+                      { data: { tone: states[one.state]?.[1] ?? "idle" } },
+                      states[one.state]?.[0] ?? one.state,
+                    ),
+                  ),
+                  el("td", { data: { label: "Tries" } }, String(one.tries)),
+                  el(
+                    "td",
+                    { data: { label: "Answer" } },
+                    [one.last_status, one.last_error].filter(Boolean).join(" ") || "–",
+                  ),
+                  el(
+                    "td.end",
+                    button("Replay", { kind: "quiet" }, () => again(one)),
+                  ),
+                ),
+              ),
+            ),
+          ),
+        )
+      : el("p.muted", "Nothing was sent yet."),
+  );
 }
 
 function addHook(draw) {
-  const types = el("fieldset.row.wrap", el("legend", "Events"), TYPES.map((type) => el("label.check", el("input", { type: "checkbox", name: type, checked: type !== "alert.updated" }), type)));
-  formDialog("Webhook", "Each event is posted to this address, signed with a secret that is shown once.", [field("Address", el("input", { name: "url", type: "url", required: true, placeholder: "https://example.org/hook" })), types], "Add", async ({ url, ...chosen }) => {
-    const { secret } = await send("POST", "webhooks", { url, types: TYPES.filter((type) => type in chosen) });
-    await draw();
-    showSecret(secret);
-  });
+  const types = el(
+    "fieldset.row.wrap",
+    el("legend", "Events"),
+    TYPES.map((type) =>
+      el("label.check", el("input", { type: "checkbox", name: type, checked: type !== "alert.updated" }), type),
+    ),
+  );
+  formDialog(
+    "Webhook",
+    "Each event is posted to this address, signed with a secret that is shown once.",
+    [
+      field(
+        "Address",
+        el("input", { name: "url", type: "url", required: true, placeholder: "https://example.org/hook" }),
+      ),
+      types,
+    ],
+    "Add",
+    async ({ url, ...chosen }) => {
+      const { secret } = await send("POST", "webhooks", { url, types: TYPES.filter((type) => type in chosen) });
+      await draw();
+      showSecret(secret);
+    },
+  );
 }
 
 function showSecret(secret) {
-  const dialog = el("dialog.dialog", { "aria-labelledby": "secret-title" }, el("form", { method: "dialog" }, el("h2", { id: "secret-title" }, "Its secret"),
-    el("p", "Keep it now: it is not shown again. The receiver checks signatures with it."), el("pre.commands", el("code", secret)), el("div.row.end", el("button.button.primary", "I have it"))));
+  const dialog = el(
+    "dialog.dialog",
+    { "aria-labelledby": "secret-title" },
+    el(
+      "form",
+      { method: "dialog" },
+      el("h2", { id: "secret-title" }, "Its secret"),
+      el("p", "Keep it now: it is not shown again. The receiver checks signatures with it."),
+      el("pre.commands", el("code", secret)),
+      el("div.row.end", el("button.button.primary", "I have it")),
+    ),
+  );
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
