@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from monitor.alerting.alerts import ENDED, RETRACTED, Alert
+from monitor.alerting.alerts import ENDED, RETRACTED, UPDATED, Alert
 from monitor.desk.rules import CONFIRMED, Rules
 from monitor.evidence.pictures import Album, Ring, nearest
 from monitor.evidence.store import EvidenceStore, Kept, too_much
@@ -168,6 +168,8 @@ class EvidenceKeeper:
     def _keep(self, seen: Seen) -> None:
         alert, is_last = seen.alert, seen.alert.type in (ENDED, RETRACTED)
         channel = self._channels.setdefault(alert.channel, _Channel())
+        if alert.type == UPDATED and alert.id in channel.albums and alert.id in self._kept:
+            return  # its start is on disk, its album grows, and its end will be drawn: drawing costs more than matching
         before = self._store.stored(alert.id) or {}
         found = seen.points or [(live_s, ref_s) for live_s, ref_s in before.get("path", ())]
         seen = replace(seen, points=_claimed(alert, found))

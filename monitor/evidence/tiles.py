@@ -136,7 +136,7 @@ def drawn(tile: Tile, tau: float) -> bytes:
         )
     _axes(pen, tile, cell)
     buffer = io.BytesIO()
-    picture.quantize(64, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    picture.quantize(64, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, "PNG")
     return buffer.getvalue()
 
 
