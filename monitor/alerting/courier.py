@@ -86,7 +86,8 @@ class Courier:
                         self._busy[endpoint.id].add(delivery.n)
                         tries.create_task(self._deliver(endpoint, delivery))
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._news.wait(), POLL_S)
+                        async with asyncio.timeout(POLL_S):  # wait_for may swallow a cancel that comes with the news
+                            await self._news.wait()
         except asyncio.CancelledError:
             self._disk.shutdown(wait=False, cancel_futures=True)
             raise

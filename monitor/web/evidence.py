@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from fastapi import FastAPI, Path, Query, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from monitor.web.alerts import AlertId
 from monitor.web.problems import MAY_FAIL, Problem, not_found
 from monitor.web.station import Station
+
+logger = logging.getLogger(__name__)
 
 FileName = Annotated[str, Path(pattern=r"^((air|ref)-(start|middle|end)\.jpg|tile-(start|end)\.png)$")]
 BINARY = {"schema": {"type": "string", "format": "binary"}}
@@ -65,7 +68,11 @@ def add_evidence(api: FastAPI, station: Station) -> None:
         report = station.evidence.report(id)
         if report is None:
             raise not_found(f"evidence of alert {id}")
-        return EvidenceReportOut.model_validate(report)
+        try:
+            return EvidenceReportOut.model_validate(report)
+        except ValidationError as error:
+            logger.error("the evidence of alert %s is damaged", id)
+            raise Problem(404, f"The evidence of alert {id} is damaged.") from error
 
     @api.get(
         "/api/v1/alerts/{id}/evidence/{file}", responses=MAY_FAIL | PICTURE, response_class=Response, tags=["evidence"]

@@ -107,7 +107,8 @@ class _Body:
         if self._is_whole:
             return await self._receive()  # waits for the client to leave, for as long as that takes
         try:
-            message = await asyncio.wait_for(self._receive(), BODY_S)
+            async with asyncio.timeout(BODY_S):
+                message = await self._receive()
         except TimeoutError:
             raise HTTPException(408, f"Nothing came for {BODY_S:.0f} s") from None
         self._is_whole = not message.get("more_body", False)

@@ -159,7 +159,8 @@ class Registrar:
         """Returns when the job is over, or after so long."""
         finished = self._finished.setdefault(id, asyncio.Event())
         with suppress(TimeoutError):
-            await asyncio.wait_for(finished.wait(), patience_s)
+            async with asyncio.timeout(patience_s):
+                await finished.wait()
 
     async def run(self) -> None:
         await asyncio.to_thread(self._begin)

@@ -1,0 +1,52 @@
+"""The README's examples of the API and of webhooks, run as they stand there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from standardwebhooks import Webhook
+
+from monitor.web.tokens import Tokens
+from reference_db.library import References
+from tests import media
+from tests.studio import Studio
+from tests.test_readme import section
+from tests.web.door import Door
+
+
+def blocks(title: str, kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", section(title), re.M | re.S)
+
+
+def test_every_call_of_the_api_works(tmp_path: Path, studio: Studio) -> None:
+    media.write_clip(tmp_path / "film.mp4", ((n / 5, media.picture(3, n / 5)) for n in range(20)), fps=5)
+    (tmp_path / "film-42.copywatch").write_bytes(References(studio.settings.data_dir).exported("harbour"))
+    token = Tokens(tmp_path / "data").add("ada", "write")
+    calls = [line for block in blocks("REST API", "sh") for line in block.replace("\\\n", "").splitlines()]
+    assert len(calls) == 6
+    with Door(tmp_path / "data") as door:
+        environment = {**os.environ, "TOKEN": token, "ADDRESS": f"http://127.0.0.1:{door.port}"}
+        for call in calls:
+            asked = call.replace("curl ", "curl -sS --fail-with-body --noproxy '*' ", 1)
+            done = subprocess.run(asked, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+            assert (done.returncode, done.stderr) == (0, ""), (call, done.stdout)
+            assert json.loads(done.stdout)
+
+
+def test_a_receiver_verifies_as_shown() -> None:
+    (program,) = blocks("Webhooks", "python")
+    names: dict[str, Any] = {}
+    exec(program, names)
+    secret, now, body = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", datetime.now(UTC), '{"type": "test.ping"}'
+    headers = {
+        "webhook-id": "msg_1",
+        "webhook-timestamp": str(int(now.timestamp())),
+        "webhook-signature": Webhook(secret).sign("msg_1", now, body),
+    }
+    assert names["received"](secret, headers, body.encode()) == {"type": "test.ping"}
