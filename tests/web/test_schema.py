@@ -28,7 +28,7 @@ CHECKS = [
     response_headers_conformance,
     response_schema_conformance,
 ]
-CALLS = 8  # of each operation
+CALLS = 20  # of each operation
 
 
 @pytest.fixture(scope="session")
