@@ -131,7 +131,8 @@ class Post:
             await self._something.wait()
             if not self._urgent.is_set():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._urgent.wait(), GATHER_S)
+                    async with asyncio.timeout(GATHER_S):  # wait_for may swallow a cancel that comes with the event
+                        await self._urgent.wait()
             self._something.clear()
             self._urgent.clear()
             letters, self._waiting = self._waiting, []
@@ -252,6 +253,7 @@ class Post:
     async def _wait_for(self, news: asyncio.Event) -> None:
         """Returns on news; while the disk fails, also when it is time to try it again."""
         try:
-            await asyncio.wait_for(news.wait(), REOPEN_S if self._failed_at is not None else None)
+            async with asyncio.timeout(REOPEN_S if self._failed_at is not None else None):
+                await news.wait()
         except TimeoutError:
             self._something.set()  # has the writer try

@@ -191,7 +191,8 @@ async def until_reached(
 async def wait_or(stop: asyncio.Event, seconds: float) -> bool:
     """Waits so long, less where `stop` comes first; whether it did."""
     try:
-        await asyncio.wait_for(stop.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await stop.wait()
     except TimeoutError:
         return False
     return True

@@ -184,7 +184,8 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
         """Asks the broker now and then whether it is there; raises Unreachable where nothing moves for too long."""
         while True:
             try:
-                await asyncio.wait_for(consumer.topics(), ANSWER_S)
+                async with asyncio.timeout(ANSWER_S):
+                    await consumer.topics()
                 self._tell(None)
             except (KafkaError, OSError, TimeoutError) as error:
                 self._tell(f"the broker does not answer ({in_words(error)})")

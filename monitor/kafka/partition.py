@@ -124,7 +124,8 @@ class Partition:
                     await self._open()
                 while True:
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(self._arrived.wait(), LOOK_S)
+                        async with asyncio.timeout(LOOK_S):  # wait_for may swallow the cancel that ends this task
+                            await self._arrived.wait()
                     async with self._working:
                         await self._round()
             except Exception as error:
