@@ -43,8 +43,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--no-kafka"):
-        return
-    left_out = [item for item in items if "broker" in getattr(item, "fixturenames", ())]
-    config.hook.pytest_deselected(items=left_out)
-    items[:] = [item for item in items if item not in left_out]
+    with_kafka = [item for item in items if "broker" in getattr(item, "fixturenames", ())]
+    if config.getoption("--no-kafka"):
+        config.hook.pytest_deselected(items=with_kafka)
+        items[:] = [item for item in items if item not in with_kafka]
+    for item in items:  # side by side, a file stays in one process, and all that share the broker in one
+        item.add_marker(pytest.mark.xdist_group("kafka" if item in with_kafka else str(item.path)))
