@@ -19,6 +19,7 @@ import numpy as np
 
 from tests.serving import until
 
+NEEDED = Path("/opt/needed")  # where the container has the libraries, wherever the tests' environment lies
 LOOPBACK_UP = (  # what `ip link set lo up` does: SIOCSIFFLAGS with IFF_UP and IFF_RUNNING
     "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh', b'lo', 0x41))"
 )
@@ -85,8 +86,9 @@ class Box:
         lines = ["mount --make-rprivate /", f"mount -t tmpfs -o mode=755 none {self.root}"]
         system = [Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/sys")]
         libraries = Path(np.__file__).parent.parent  # the tests' own environment, which the venv builds upon
-        for place in [*(one for one in system if one.exists()), Path(sys.base_prefix).resolve(), libraries.resolve()]:
+        for place in [*(one for one in system if one.exists()), Path(sys.base_prefix).resolve()]:
             lines += self._bound(place, place)
+        lines += self._bound(libraries.resolve(), NEEDED)
         lines += [*self._bound(self.venv, Path("/opt/copywatch")), *self._bound(self.config, Path("/config"))]
         lines += [f"mkdir -p {self.root}/data {self.root}/tmp {self.root}/proc"]
         lines += [f"mount --bind {self.data} {self.root}/data", f"mount -t tmpfs -o mode=1777 none {self.root}/tmp"]

@@ -10,13 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from monitor.demo.films import Film
 from monitor.settings import load_settings
 from tests import media
-from tests.deploy.container import Box, Recipe, first_process
+from tests.deploy.container import NEEDED, Box, Recipe, first_process
 from tests.deploy.queries import ROOT
 from tests.serving import until
 
@@ -65,9 +64,7 @@ def clean_venv(folder: Path) -> Path:
     venv = folder / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
     (site,) = venv.glob("lib/python*/site-packages")
-    (site / "needed.pth").write_text(
-        f"{Path(np.__file__).resolve().parent.parent}\n"
-    )  # its own .pth files are not read
+    (site / "needed.pth").write_text(f"{NEEDED}\n")  # its own .pth files are not read
     source = folder / "source"
     source.mkdir()
     for path in re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.M):
