@@ -88,6 +88,8 @@ POINTS: dict[str, Callable[[IsNow], None]] = {
     "on restore": around(Watch, "restore", after=True),
 }
 
+AT_WORK = list(POINTS)[:10]  # where a member passes that has something to match; the others are about changing hands
+
 
 def forgets_state(_: IsNow) -> None:
     """Commits how far it read, and keeps nothing of what it knows: whatever is open is lost with it."""

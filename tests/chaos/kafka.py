@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.broker import Broker, wait_for
-from tests.dying_match import POINTS
+from tests.dying_match import AT_WORK, POINTS
 from tests.planted_fleet import (
     Difference,
     Fleet,
@@ -124,12 +124,17 @@ class Trial:
     difference: Difference | None = None
 
 
-def kills(stage: Stage, seed: int, n_kills: int) -> Trial:
-    """Members die at random moments and at named points, until so many died or all is read."""
+def kills(stage: Stage, seed: int, n_kills: int, *, soon: bool = False) -> Trial:
+    """Members die at random moments and at named points, until so many died or all is read.
+
+    Those who die `soon` do so at the first point of their work: so many die however fast the machine reads.
+    """
     rng = random.Random(seed)
 
     def reborn(fleet: Fleet, name: str) -> Member:
         """Most keep the name, so that the broker gives them their channels at once."""
+        if soon:
+            return fleet.member(name, rng.choice(AT_WORK), 1)
         instance = name if rng.random() < 0.8 else f"{name}-{rng.randrange(1 << 30):x}"
         if rng.random() < 0.25:
             return fleet.member(instance)
