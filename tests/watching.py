@@ -50,18 +50,21 @@ def write_still(path: Path, level: int | None = None) -> Path:
 
 
 class Watching:
-    """A live source and all that it has handed over, of the pictures a corner: days of air are watched, too."""
+    """A live source and all that it has handed over; without `pictures`, of each a corner only."""
 
-    def __init__(self, source: LiveSource, metrics: Metrics) -> None:
+    def __init__(self, source: LiveSource, metrics: Metrics, *, pictures: bool = True) -> None:
         self.source, self.metrics = source, metrics
         self.samples: list[Sample] = []
+        self._keeps_pictures = pictures
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
         self._thread.start()
 
     async def _run(self) -> None:
         async for sample in self.source.samples():
-            corner = sample.frame.picture[:1, :1].copy()
-            self.samples.append(replace(sample, frame=replace(sample.frame, picture=corner)))
+            if not self._keeps_pictures:
+                corner = sample.frame.picture[:1, :1].copy()
+                sample = replace(sample, frame=replace(sample.frame, picture=corner))
+            self.samples.append(sample)
 
     def close(self) -> None:
         asyncio.run(self.source.close())

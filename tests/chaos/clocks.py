@@ -69,7 +69,8 @@ def many_wraps(studio: Studio, laps: float = 4.2) -> Figures:
     with WebServer(answer) as web:
         settings = ChannelSettings(name="wraps", url=f"http://127.0.0.1:{web.port}/x.ts", mode="exact")
         patience = replace(HASTY, no_progress_s=30)
-        watched = Watching(LiveSource(settings, metrics, patience=patience, real_time=False), metrics)
+        source = LiveSource(settings, metrics, patience=patience, real_time=False)
+        watched = Watching(source, metrics, pictures=False)  # days of them
         try:
             while not watched.samples or watched.samples[-1].second < (n_steps - 9) * step:
                 watched.wait_for_more()
