@@ -1,4 +1,4 @@
-"""One running server for all tests of the web that only ask it."""
+"""One running server for each file of tests: some of them leave a channel or a review behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.studio import Studio
 from tests.web.serving import Client, Serving, furnish
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def serving(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     running = Serving(furnish(studio, tmp_path_factory.mktemp("web")))
     running.wait_for("the stream ended")
