@@ -31,7 +31,7 @@ CHECKS = [
 CALLS = 20  # of each operation
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def api_schema(serving: Serving) -> Any:
     # What /events sends never ends; it has tests of its own.
     return schemathesis.openapi.from_url(f"{serving.address}/openapi.json").exclude(path="/api/v1/events")
