@@ -177,4 +177,4 @@ def wait_for(serving: Serving, words: str, *, there: bool = True) -> None:
     deadline = time.monotonic() + WAIT_S
     while (words in serving.get("/metrics")[1]) != there:
         assert time.monotonic() < deadline, serving.get("/metrics")[1]
-        time.sleep(0.2)
+        time.sleep(0.2)  # between two looks at another process

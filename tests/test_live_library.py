@@ -105,7 +105,7 @@ async def _live(folder: Path, exact_rows: int) -> None:
     async def until(is_so: Callable[[], bool]) -> None:
         while not is_so():
             assert not following.done()
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # lets the loop work; what is waited for has no event
 
     def has(*numbers: int) -> bool:
         """These films, in one part: what was added has been merged."""

@@ -69,7 +69,7 @@ def test_killed_on_air_an_alert_goes_on_with_a_gap_or_ends_and_is_never_left_ope
         config = house.config(tmp_path / "air", air.url)
         lives.append(Life(config))
         lives[-1].wait_for("alert.started")
-        time.sleep(random.Random(5).uniform(0, 1.5))
+        time.sleep(random.Random(5).uniform(0, 1.5))  # dies at a moment of nobody's choosing
         lives[-1].end(signal.SIGKILL)
         first = told(config)
         lives.append(Life(config))

@@ -75,7 +75,7 @@ class Watching:
         deadline = time.monotonic() + WAIT_S
         while not is_so():
             assert time.monotonic() < deadline, f"{self.source.channel}: no {what}; {self.source.state}, {self.seconds}"
-            time.sleep(0.02)
+            time.sleep(0.02)  # between two looks: the source has a thread of its own
 
     def wait_for_state(self, state: str) -> None:
         self.wait(lambda: self.source.state == state, state)

@@ -131,7 +131,7 @@ def vanished_times(studio: Studio) -> Figures:
         request.end_headers()
         while True:
             request.wfile.write(path.read_bytes())
-            time.sleep(2)
+            time.sleep(2)  # the pace of the air
 
     with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/x.h264", "raw") as watched:
         watched.wait(lambda: len(watched.samples) >= 4, "seconds")

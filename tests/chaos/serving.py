@@ -70,7 +70,7 @@ class Serving:
         while not is_so():
             assert self.life.process.poll() is None, f"it ended:\n{''.join(self.life.log)[-2000:]}"
             assert time.monotonic() - began < PATIENCE_S, f"no {what}; {self.ready()}; {''.join(self.life.log)[-2000:]}"
-            time.sleep(0.2)
+            time.sleep(0.2)  # between two looks at another process
         return time.monotonic() - began
 
     def told(self) -> Told:

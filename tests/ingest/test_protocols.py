@@ -50,7 +50,7 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
         except OSError:
             assert process.poll() is None, f"the server ended: {process.communicate()[0].decode()}"
             assert time.monotonic() < deadline, "the server does not listen"
-            time.sleep(0.1)
+            time.sleep(0.1)  # between two tries: a server does not say when it listens
 
 
 def comes_whole(watched: Watching) -> None:

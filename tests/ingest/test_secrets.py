@@ -50,7 +50,7 @@ def test_the_secret_is_in_no_log_metric_error_or_process_list(log: io.StringIO) 
         deadline = time.monotonic() + 2 * WAIT_S
         while any(one.source.state == "starting" for one in watched) and time.monotonic() < deadline:
             said += process_list()
-            time.sleep(0.2)
+            time.sleep(0.2)  # between two looks at the process list
         states = {one.source.channel: one.source.state for one in watched}
         assert set(states.values()) <= {"failed", "stalled", "denied"}, states
     finally:

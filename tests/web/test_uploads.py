@@ -51,7 +51,7 @@ def send(client: Client, body: bytes, path: str = "/api/v1/references") -> Reply
 def over(client: Client, id: str) -> dict[str, Any]:
     """The job, once it is over."""
     while (job := client.get(f"/jobs/{id}"))["state"] in ("waiting", "running"):
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # between two questions, as a client asks
     return dict(job)
 
 
@@ -80,7 +80,7 @@ def test_a_video_becomes_a_reference(door: Door, clip: bytes) -> None:
     nice = set()
     while client.get(f"/jobs/{job['id']}")["state"] in ("waiting", "running"):
         nice |= set(_priorities("monitor.registering"))
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # between two questions, as a client asks
     assert 10 in nice  # it gives way to the channels
     done = over(client, job["id"])
     assert (done["state"], done["message"]) == ("done", "added")
