@@ -16,6 +16,7 @@ MonitorError
 │   ├── NoSuchWebhook  there is no such thing
 │   └── WebhooksFailed the disk does not keep it, or cannot be read
 ├── JobsFailed         uploads cannot be kept on disk until they are registered
+├── RepliesFailed      answers cannot be kept on disk for who asks again
 └── Unreachable        an address that does not answer: exit 4
 """
 
@@ -72,6 +73,10 @@ class WebhooksFailed(WebhookError):
 
 class JobsFailed(MonitorError):
     """Uploads cannot be kept on disk, or read from it."""
+
+
+class RepliesFailed(MonitorError):
+    """Answers cannot be kept, or read."""
 
 
 class OutboxFailed(MonitorError):

@@ -173,6 +173,9 @@ class WebhookSettings(_Section):
     allow: tuple[str, ...] = Field(
         default=(), description="Private hosts or networks that webhooks may be at; public ones always may."
     )
+    channel_down_s: float = Field(
+        default=30.0, ge=0, description="How long a channel has to be away before webhooks are told `channel.down`."
+    )
 
 
 class LoggingSettings(_Section):

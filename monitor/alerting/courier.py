@@ -141,12 +141,15 @@ class Courier:
 async def send(endpoint: Endpoint, delivery: Delivery, allow: Sequence[str], timeout_s: float = TIMEOUT_S) -> Attempt:
     """One try, by the rules of the specification; every failure is an Attempt too, in words without secrets."""
     now = datetime.now(UTC)
+    signed = [
+        Webhook(secret).sign(delivery.message, now, delivery.body) for secret in endpoint.secrets(now.timestamp())
+    ]
     headers = {
         "content-type": "application/json",
         "user-agent": f"copywatch/{__version__}",
         "webhook-id": delivery.message,
         "webhook-timestamp": str(int(now.timestamp())),
-        "webhook-signature": Webhook(endpoint.secret).sign(delivery.message, now, delivery.body),
+        "webhook-signature": " ".join(signed),
     }
     door = _Door(allow)
     try:

@@ -11,28 +11,25 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import apsw
-
 from monitor.alerting.alerts import ENDED, RETRACTED, STARTED, UPDATED, Alert
 from monitor.errors import NoSuchWebhook, WebhookRefused, WebhooksFailed
 from monitor.ingest.clock import rfc3339
+from monitor.ledger import Ledger
 from reference_db.addresses import redact_url
 
 FILE = "webhooks.sqlite"
-BUSY_TIMEOUT_MS = 5000
 REVIEWED, PING = "alert.reviewed", "test.ping"
-TYPES = (STARTED, UPDATED, ENDED, RETRACTED, REVIEWED)
+CHANNEL_DOWN, CHANNEL_UP = "channel.down", "channel.up"
+TYPES = (STARTED, UPDATED, ENDED, RETRACTED, REVIEWED, CHANNEL_DOWN, CHANNEL_UP)
 WAITING, DONE, FAILED = "waiting", "done", "failed"
 MAX_ENDPOINTS = 100
 MAX_BODY_BYTES = 20_000  # by the specification
@@ -53,6 +50,9 @@ CREATE TABLE IF NOT EXISTS delivery (
 CREATE INDEX IF NOT EXISTS delivery_due ON delivery (endpoint, next_at) WHERE state = 'waiting';
 CREATE TABLE IF NOT EXISTS reached (what TEXT PRIMARY KEY, n INTEGER NOT NULL) STRICT;
 """
+TWO_SECRETS = "ALTER TABLE endpoint ADD COLUMN old_secret TEXT; ALTER TABLE endpoint ADD COLUMN old_until REAL;"
+STEPS = (SCHEMA, TWO_SECRETS)
+ROTATION_S = 86_400.0  # for which a secret that was replaced signs beside the new one
 DELIVERY = (
     "SELECT delivery.n, endpoint, message, event, alert, body, state, tries, last_status, last_error, next_at, "
     "delivery.created_at FROM delivery "
@@ -74,9 +74,16 @@ class Endpoint:
     enabled: bool
     disabled_reason: str | None
     created_at: str
+    old_secret: str | None = None
+    old_until: float = 0.0  # seconds of the epoch
+
+    def secrets(self, now: float) -> list[str]:
+        """What a message is signed with now: while a secret is being replaced, with both."""
+        return [self.secret] + ([self.old_secret] if self.old_secret is not None and now < self.old_until else [])
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for people: the address without what may be a credential, no secret."""
+        two = len(self.secrets(time.time())) > 1
         return {
             "id": self.id,
             "url": redact_url(self.url),
@@ -84,6 +91,7 @@ class Endpoint:
             "enabled": self.enabled,
             "disabled_reason": self.disabled_reason,
             "created_at": self.created_at,
+            "old_secret_until": rfc3339(datetime.fromtimestamp(self.old_until, UTC)) if two else None,
         }
 
 
@@ -165,6 +173,7 @@ class Webhooks:
 
     def __init__(self, data_dir: Path, schedule_s: Sequence[float] = SCHEDULE_S) -> None:
         self._path = data_dir / FILE
+        self._file = Ledger(self._path, STEPS, WebhooksFailed)
         self._schedule_s = schedule_s
 
     # --- who is told -------------------------------------------------------------------------------------------------
@@ -175,8 +184,8 @@ class Webhooks:
         unknown = sorted(set(types) - set(TYPES))
         if unknown:
             raise WebhookRefused(f"There is no event {unknown[0][:40]!r}; there are {', '.join(TYPES)}.")
-        id, secret = f"wh_{secrets.token_hex(8)}", "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        with self._writing() as db:
+        id, secret = f"wh_{secrets.token_hex(8)}", _new_secret()
+        with self._file.writing() as db:
             ((n_endpoints,),) = db.execute("SELECT count(*) FROM endpoint")
             if n_endpoints >= MAX_ENDPOINTS:
                 raise WebhookRefused(f"There are {MAX_ENDPOINTS} webhooks, which is the most; remove one first.")
@@ -189,11 +198,11 @@ class Webhooks:
 
     def all(self) -> list[Endpoint]:
         """The oldest first."""
-        return [_endpoint(row) for row in self._rows("SELECT * FROM endpoint ORDER BY n")]
+        return [_endpoint(row) for row in self._file.rows("SELECT * FROM endpoint ORDER BY n")]
 
     def get(self, id: str) -> Endpoint:
         """Raises NoSuchWebhook."""
-        rows = self._rows("SELECT * FROM endpoint WHERE id = ?", (id,))
+        rows = self._file.rows("SELECT * FROM endpoint WHERE id = ?", (id,))
         if not rows:
             raise NoSuchWebhook(f"There is no webhook {id[:40]!a}; `copywatch webhooks list` shows those there are.")
         return _endpoint(rows[0])
@@ -201,17 +210,26 @@ class Webhooks:
     def remove(self, id: str) -> None:
         """Tells it nothing more; what it is owed is forgotten with it."""
         self.get(id)
-        with self._writing() as db:
+        with self._file.writing() as db:
             db.execute("DELETE FROM endpoint WHERE id = ?", (id,))
             db.execute("DELETE FROM delivery WHERE endpoint = ?", (id,))
 
     def enable(self, id: str) -> Endpoint:
         """Switches it on again; what waited goes out at once."""
         self.get(id)
-        with self._writing() as db:
+        with self._file.writing() as db:
             now = time.time()
             db.execute("UPDATE endpoint SET enabled = 1, disabled_reason = NULL, taken_at = ? WHERE id = ?", (now, id))
             db.execute("UPDATE delivery SET next_at = ? WHERE endpoint = ? AND state = ?", (now, id, WAITING))
+        return self.get(id)
+
+    def rotate(self, id: str, *, at_once: bool = False) -> Endpoint:
+        """The endpoint with a new secret; the old one signs beside it for a day, or no more where `at_once`."""
+        until = 0.0 if at_once else time.time() + ROTATION_S
+        self.get(id)
+        with self._file.writing() as db:
+            replaced = "UPDATE endpoint SET old_secret = secret, old_until = ?, secret = ? WHERE id = ?"
+            db.execute(replaced, (until, _new_secret(), id))
         return self.get(id)
 
     # --- what each is owed -------------------------------------------------------------------------------------------
@@ -219,11 +237,11 @@ class Webhooks:
     def owe(self, messages: Sequence[Message], reached: tuple[str, int] | None = None) -> None:
         """Owes the messages to every endpoint that wants such events; on disk when this returns, once each.
 
-        `reached` notes how far a list was read whose items these are, in the same transaction.
+        `reached` notes what they were made from, in the same transaction: how far a list was read, say.
         """
         if not self._path.exists():
             return
-        with self._writing() as db:
+        with self._file.writing() as db:
             endpoints = [_endpoint(row) for row in db.execute("SELECT * FROM endpoint WHERE enabled = 1")]
             now, created_at = time.time(), rfc3339(datetime.now(UTC))
             rows = [
@@ -241,8 +259,8 @@ class Webhooks:
                 db.execute("INSERT OR REPLACE INTO reached VALUES (?, ?)", reached)
 
     def reached(self, what: str) -> int | None:
-        """How far a list was read."""
-        rows = self._rows("SELECT n FROM reached WHERE what = ?", (what,))
+        """What was noted last under this name."""
+        rows = self._file.rows("SELECT n FROM reached WHERE what = ?", (what,))
         return int(rows[0][0]) if rows else None
 
     def ping(self, id: str) -> Delivery:
@@ -250,7 +268,7 @@ class Webhooks:
         self.get(id)
         message = f"msg_ping_{secrets.token_hex(8)}"
         body = body_of(PING, {"webhook": id})
-        with self._writing() as db:
+        with self._file.writing() as db:
             db.execute(
                 "INSERT INTO delivery (endpoint, message, event, body, state, tries, next_at, created_at) "
                 "VALUES (?, ?, ?, ?, ?, 0, 0, ?)",
@@ -262,7 +280,7 @@ class Webhooks:
     def due(self, now: float, busy: Mapping[str, Collection[int]], at_once: int) -> list[tuple[Endpoint, Delivery]]:
         """What is to be sent now, the oldest first: of each endpoint so many at once, and one where it failed last."""
         found = []
-        with self._reading() as db:
+        with self._file.reading() as db:
             if db is None:
                 return []
             for endpoint in [_endpoint(row) for row in db.execute("SELECT * FROM endpoint WHERE enabled = 1")]:
@@ -282,7 +300,7 @@ class Webhooks:
         """Notes what came of a try: done, to be tried again later, or given up. 410 switches the endpoint off."""
         now = time.time()
         tries = delivery.tries + 1
-        with self._writing() as db:
+        with self._file.writing() as db:
             state, next_at, reason = WAITING, now, None
             if attempt.was_taken:
                 state = DONE
@@ -310,7 +328,7 @@ class Webhooks:
 
     def delivery(self, id: str, n: int) -> Delivery:
         """Raises NoSuchWebhook."""
-        rows = self._rows(DELIVERY + "WHERE endpoint = ? AND n = ?", (id, n))
+        rows = self._file.rows(DELIVERY + "WHERE endpoint = ? AND n = ?", (id, n))
         if not rows:
             raise NoSuchWebhook(f"There is no delivery {n} of webhook {id[:40]!a}.")
         return Delivery(*rows[0])
@@ -319,70 +337,26 @@ class Webhooks:
         """The newest first. Raises NoSuchWebhook."""
         self.get(id)
         where = "WHERE endpoint = ?1 AND (?2 IS NULL OR n < ?2) ORDER BY n DESC LIMIT ?3"
-        return [Delivery(*row) for row in self._rows(DELIVERY + where, (id, before, limit))]
+        return [Delivery(*row) for row in self._file.rows(DELIVERY + where, (id, before, limit))]
 
     def replay(self, id: str, n: int) -> Delivery:
         """Sends it again from its first try, whatever became of it, with the same webhook-id."""
         self.delivery(id, n)
-        with self._writing() as db:
+        with self._file.writing() as db:
             db.execute("UPDATE delivery SET state = ?, tries = 0, next_at = ? WHERE n = ?", (WAITING, time.time(), n))
         return self.delivery(id, n)
 
     def n_waiting(self) -> int:
         """How many messages wait, over all endpoints."""
-        rows = self._rows("SELECT count(*) FROM delivery WHERE state = 'waiting'")
+        rows = self._file.rows("SELECT count(*) FROM delivery WHERE state = 'waiting'")
         return int(rows[0][0]) if rows else 0
 
     def purge(self, days: float) -> None:
         """Forgets what was delivered or given up longer ago."""
         if self._path.exists():
             oldest = rfc3339(datetime.fromtimestamp(time.time() - 86_400 * days, UTC))
-            with self._writing() as db:
+            with self._file.writing() as db:
                 db.execute("DELETE FROM delivery WHERE state != 'waiting' AND created_at < ?", (oldest,))
-
-    # --- the file ----------------------------------------------------------------------------------------------------
-
-    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with self._reading() as db:
-            return [] if db is None else list(db.execute(sql, values))
-
-    @contextmanager
-    def _reading(self) -> Iterator[apsw.Connection | None]:
-        if not self._path.exists():
-            yield None
-            return
-        with self._opened() as db:
-            yield db
-
-    @contextmanager
-    def _writing(self) -> Iterator[apsw.Connection]:
-        """One transaction, on disk when it ends."""
-        with self._opened() as db:
-            db.execute("BEGIN IMMEDIATE")
-            try:
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _opened(self) -> Iterator[apsw.Connection]:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's other files take its permissions
-            db = apsw.Connection(str(self._path))
-            try:
-                db.set_busy_timeout(BUSY_TIMEOUT_MS)
-                db.pragma("journal_mode", "wal")
-                db.pragma("synchronous", "full")
-                db.execute(SCHEMA)
-                yield db
-            finally:
-                db.close()
-        except (apsw.Error, OSError) as error:
-            raise WebhooksFailed(f"{self._path} cannot be used ({error})") from error
 
 
 class WebhookSink:
@@ -407,5 +381,10 @@ def check_url(url: str) -> None:
 
 
 def _endpoint(row: Sequence[Any]) -> Endpoint:
-    _, id, url, types, secret, enabled, disabled_reason, created_at, _ = row
-    return Endpoint(id, url, tuple(json.loads(types)), secret, bool(enabled), disabled_reason, created_at)
+    _, id, url, types, secret, enabled, disabled_reason, created_at, _, old_secret, old_until = row
+    wanted = tuple(json.loads(types))
+    return Endpoint(id, url, wanted, secret, bool(enabled), disabled_reason, created_at, old_secret, old_until or 0.0)
+
+
+def _new_secret() -> str:
+    return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()

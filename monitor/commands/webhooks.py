@@ -137,6 +137,27 @@ def enable(
     typer.echo(f"on: {webhook_id}")
 
 
+@app.command("rotate")
+def rotate(
+    context: typer.Context,
+    webhook_id: IdArgument,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="The old secret signs no more, not even for a day.")
+    ] = False,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Give it a new secret and print that: this once. For a day messages are signed with both."""
+    from monitor.alerting.webhooks import Webhooks
+
+    made = Webhooks(settings_of(context, config_file, data_dir).data_dir).rotate(webhook_id, at_once=at_once)
+    if as_json:
+        print_json({**made.as_dict(), "secret": made.secret})
+    else:
+        typer.echo(f"secret: {made.secret}")
+
+
 @app.command("rm")
 def remove(
     context: typer.Context, webhook_id: IdArgument, config_file: ConfigOption = None, data_dir: DataDirOption = None

@@ -19,13 +19,12 @@ from typing import Any
 import apsw
 
 from monitor.desk.rules import ANY_CHANNEL, DECISIONS, Exclusion, Licence, Review, Rules
-from monitor.errors import ConfigError, DeskFailed, DeskRefused, NotOnDesk
+from monitor.errors import DeskFailed, DeskRefused, NotOnDesk
+from monitor.ledger import Ledger
 from reference_db.catalog import ReferenceId
 
 FILE = "desk.sqlite"
-BUSY_TIMEOUT_MS = 5000
 MAX_WORDS = 1000  # characters of a note, a name or an owner
-SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE licence (
     n INTEGER PRIMARY KEY AUTOINCREMENT, reference TEXT, owner TEXT, tag TEXT, channel TEXT NOT NULL,
@@ -43,7 +42,6 @@ CREATE INDEX review_of_alert ON review (alert_id, n);
 CREATE INDEX review_unsettled ON review (n) WHERE settled = 0;
 CREATE TABLE change (n INTEGER NOT NULL) STRICT;
 INSERT INTO change VALUES (1);
-PRAGMA user_version = 1;
 """
 LICENCE_ID = re.compile(r"L([1-9][0-9]{0,17})")
 ALERT_ID = re.compile(r"[0-9a-f]{24}")
@@ -66,7 +64,7 @@ class Desk:
     """
 
     def __init__(self, data_dir: Path) -> None:
-        self._path = data_dir / FILE
+        self._file = Ledger(data_dir / FILE, (SCHEMA,), DeskFailed)
 
     # --- licences ----------------------------------------------------------------------------------------------------
 
@@ -106,7 +104,7 @@ class Desk:
 
     def licences(self) -> list[Licence]:
         """All of them, the oldest first."""
-        return [_licence(row) for row in self._rows("SELECT * FROM licence ORDER BY n")]
+        return [_licence(row) for row in self._file.rows("SELECT * FROM licence ORDER BY n")]
 
     def licence(self, id: str) -> Licence:
         """Raises NotOnDesk."""
@@ -136,7 +134,7 @@ class Desk:
 
     def exclusions(self, reference: str | None = None) -> list[Exclusion]:
         """All of them, or those of one reference, in order of reference and span."""
-        rows = self._rows(
+        rows = self._file.rows(
             "SELECT * FROM exclusion WHERE ?1 IS NULL OR reference = ?1 ORDER BY reference, start_s, id", (reference,)
         )
         return [_exclusion(row) for row in rows]
@@ -153,22 +151,31 @@ class Desk:
 
     def review(self, alert_id: str, decision: str, by: str, note: str = "") -> Review:
         """Keeps what somebody said of an alert; a running monitor acts on it, else the next one does."""
+        (kept,) = self.review_all([alert_id], decision, by, note)
+        return kept
+
+    def review_all(self, alert_ids: Sequence[str], decision: str, by: str, note: str = "") -> list[Review]:
+        """The same of several alerts at once: all of it is kept, or nothing."""
         if decision not in DECISIONS:
             raise DeskRefused(f"A review is one of {', '.join(DECISIONS)}, got {decision[:40]!r}.")
-        if not ALERT_ID.fullmatch(alert_id):
-            raise DeskRefused(f"An alert's id is 24 hexadecimal digits, got {alert_id[:40]!r}.")
+        for alert_id in alert_ids:
+            if not ALERT_ID.fullmatch(alert_id):
+                raise DeskRefused(f"An alert's id is 24 hexadecimal digits, got {alert_id[:40]!r}.")
         _check_words("name", by)
         _check_words("note", note)
         if not by.strip():
             raise DeskRefused("A review has somebody's name: give it with --by.")
-        values = (alert_id, decision, by, _stored(_now()), note)
+        kept = []
         with self._writing() as db:
-            db.execute("INSERT INTO review (alert_id, decision, by, at, note) VALUES (?, ?, ?, ?, ?)", values)
-            return _review((db.last_insert_rowid(), *values))
+            for alert_id in alert_ids:
+                values = (alert_id, decision, by, _stored(_now()), note)
+                db.execute("INSERT INTO review (alert_id, decision, by, at, note) VALUES (?, ?, ?, ?, ?)", values)
+                kept.append(_review((db.last_insert_rowid(), *values)))
+        return kept
 
     def reviews(self, alert_id: str | None = None, *, after: int = 0, limit: int = 10_000) -> list[Review]:
         """What was said, of one alert or of all, oldest first; `after` a review's `n` comes the next page."""
-        rows = self._rows(
+        rows = self._file.rows(
             REVIEW + "WHERE n > ?1 AND (?2 IS NULL OR alert_id = ?2) ORDER BY n LIMIT ?3", (after, alert_id, limit)
         )
         return [_review(row) for row in rows]
@@ -176,12 +183,12 @@ class Desk:
     def latest_reviews(self, alert_ids: Sequence[str] | None = None) -> dict[str, Review]:
         """The review that counts of each alert that has one; of these alerts only, where they are named."""
         wanted = None if alert_ids is None else json.dumps(list(alert_ids))
-        rows = self._rows(LATEST, (wanted,))
+        rows = self._file.rows(LATEST, (wanted,))
         return {review.alert_id: review for review in map(_review, rows)}
 
     def unsettled(self) -> list[Review]:
         """Reviews that no monitor has acted on yet, oldest first."""
-        return [_review(row) for row in self._rows(REVIEW + "WHERE settled = 0 ORDER BY n")]
+        return [_review(row) for row in self._file.rows(REVIEW + "WHERE settled = 0 ORDER BY n")]
 
     def settle(self, numbers: Sequence[int]) -> None:
         """Notes that these reviews were acted on."""
@@ -192,22 +199,19 @@ class Desk:
 
     def change(self) -> int:
         """A number that rises with every change; 0 while there is no desk."""
-        rows = self._rows("SELECT n FROM change")
+        rows = self._file.rows("SELECT n FROM change")
         return int(rows[0][0]) if rows else 0
 
     def rules(self) -> Rules:
         """All that is decided, as of one moment."""
-        with self._reading() as db:
+        with self._file.reading() as db:
             if db is None:
                 return Rules()
-            with db:  # one moment for all three
-                licences = [_licence(row) for row in db.execute("SELECT * FROM licence ORDER BY n")]
-                spans: dict[ReferenceId, list[tuple[float, float]]] = {}
-                for reference, start_s, end_s in db.execute(
-                    "SELECT reference, start_s, end_s FROM exclusion ORDER BY id"
-                ):
-                    spans.setdefault(ReferenceId(reference), []).append((start_s, end_s))
-                verdicts = {review.alert_id: review.decision for review in map(_review, db.execute(LATEST, (None,)))}
+            licences = [_licence(row) for row in db.execute("SELECT * FROM licence ORDER BY n")]
+            spans: dict[ReferenceId, list[tuple[float, float]]] = {}
+            for reference, start_s, end_s in db.execute("SELECT reference, start_s, end_s FROM exclusion ORDER BY id"):
+                spans.setdefault(ReferenceId(reference), []).append((start_s, end_s))
+            verdicts = {review.alert_id: review.decision for review in map(_review, db.execute(LATEST, (None,)))}
         return Rules(licences, spans, verdicts)
 
     # --- the file ----------------------------------------------------------------------------------------------------
@@ -217,60 +221,13 @@ class Desk:
             db.execute(sql, values)
             return bool(db.changes())
 
-    def _rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        with self._reading() as db:
-            return [] if db is None else list(db.execute(sql, values))
-
-    @contextmanager
-    def _reading(self) -> Iterator[apsw.Connection | None]:
-        """The file for reading; None where there is none yet."""
-        if not self._path.exists():
-            yield None
-            return
-        try:
-            db = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READONLY)
-            try:
-                db.set_busy_timeout(BUSY_TIMEOUT_MS)
-                yield db if self._version(db) else None
-            finally:
-                db.close()
-        except apsw.Error as error:
-            raise DeskFailed(f"{self._path} cannot be read ({error})") from error
-
     @contextmanager
     def _writing(self, *, changes: bool = True) -> Iterator[apsw.Connection]:
-        """The file inside one transaction that is on disk when it ends."""
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            db = apsw.Connection(str(self._path))
-            try:
-                db.set_busy_timeout(BUSY_TIMEOUT_MS)
-                db.pragma("journal_mode", "wal")
-                db.pragma("synchronous", "full")
-                db.execute("BEGIN IMMEDIATE")  # the one writer from here on, and what is read is what is changed
-                try:
-                    if not self._version(db):
-                        db.execute(SCHEMA)
-                    yield db
-                    if changes:
-                        db.execute("UPDATE change SET n = n + 1")
-                    db.execute("COMMIT")
-                except BaseException:
-                    if db.in_transaction:
-                        db.execute("ROLLBACK")
-                    raise
-            finally:
-                db.close()
-        except OSError as error:
-            raise DeskFailed(f"{self._path} cannot be written ({error.strerror})") from error
-        except apsw.Error as error:
-            raise DeskFailed(f"{self._path} cannot be written ({error})") from error
-
-    def _version(self, db: apsw.Connection) -> int:
-        version = int(db.pragma("user_version"))
-        if version > SCHEMA_VERSION:
-            raise ConfigError(f"{self._path} was made by a newer Copywatch (format {version}); use that version.")
-        return version
+        """One transaction, after which monitors see that there is a change."""
+        with self._file.writing() as db:
+            yield db
+            if changes:
+                db.execute("UPDATE change SET n = n + 1")
 
 
 def _licence(row: Sequence[Any]) -> Licence:

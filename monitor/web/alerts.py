@@ -18,6 +18,7 @@ from monitor.web.problems import MAY_FAIL, not_found
 from monitor.web.station import Station
 
 SCANS = 20  # pages read for one, where reviews are asked for
+AT_ONCE = 200  # alerts that are reviewed together
 SETTLED_S = 3.0  # within which a running monitor has acted on a review
 AlertId = Annotated[str, Path(pattern=r"^[0-9a-f]{24}$")]
 Since = Annotated[Moment | None, Query(description="RFC 3339.")]
@@ -52,6 +53,12 @@ class ReviewIn(BaseModel):
 
     decision: Literal["confirmed", "false", "licensed"]
     note: str = Field(default="", max_length=1000)
+
+
+class ReviewsIn(ReviewIn):
+    """What a person says of many alerts at once."""
+
+    ids: list[Annotated[str, Field(pattern=r"^[0-9a-f]{24}$")]] = Field(min_length=1, max_length=AT_ONCE)
 
 
 class AlertOut(BaseModel):
@@ -103,7 +110,14 @@ class AlertStory(AlertOut):
     """An alert and its life."""
 
     events: list[ToldOut]
+    reviews: list[ReviewOut] = Field(description="All that people said of it, the oldest first; the last one counts.")
     reference_seconds: int | None = Field(description="Length of the reference; null where it is gone.")
+
+
+class ReviewedOut(BaseModel):
+    """The alerts after a review of all of them, in the order that was asked for."""
+
+    items: list[AlertOut]
 
 
 def add_alerts(api: FastAPI, station: Station) -> None:
@@ -159,15 +173,41 @@ def add_alerts(api: FastAPI, station: Station) -> None:
     @api.post("/api/v1/alerts/{id}/review", responses=MAY_FAIL, tags=["alerts"])
     async def review_alert(id: AlertId, asked: ReviewIn, request: Request) -> AlertStory:
         """Keeps what somebody says of an alert; `false` retracts it. Who said so is the token's name."""
-        before = await asyncio.to_thread(_story, id, station)
-        await asyncio.to_thread(station.desk.review, id, asked.decision, request.state.caller.name, asked.note)
+        await _reviewed([id], asked, request.state.caller.name)
+        return await asyncio.to_thread(_story, id, station)
+
+    @api.post("/api/v1/alerts/review", responses=MAY_FAIL, tags=["alerts"])
+    async def review_alerts(asked: ReviewsIn, request: Request) -> ReviewedOut:
+        """Says the same of many alerts at once: of all of them, or, where one is not there, of none."""
+        ids = list(dict.fromkeys(asked.ids))
+        await _reviewed(ids, asked, request.state.caller.name)
+        return ReviewedOut(items=await asyncio.to_thread(lambda: told([_last(id, station) for id in ids], station)))
+
+    async def _reviewed(ids: Sequence[str], asked: ReviewIn, by: str) -> None:
+        """Keeps the reviews, and waits a moment for what a running monitor makes of them."""
+        before = await asyncio.to_thread(_seqs, ids, station)
+        retracted = {id for id, (_, type) in before.items() if type == RETRACTED}
+        await asyncio.to_thread(station.desk.review_all, ids, asked.decision, by, asked.note)
+        waiting = [id for id in ids if asked.decision == "false" and id not in retracted]
         loop = asyncio.get_running_loop()
         until = loop.time() + SETTLED_S
-        while (after := await asyncio.to_thread(_story, id, station)).seq == before.seq and loop.time() < until:
-            if asked.decision != "false" or before.status == "retracted":
-                break  # nothing more need come of it
+        while waiting and loop.time() < until:
             await asyncio.sleep(0.1)  # the monitor looks at the desk once a second
-        return after
+            now = await asyncio.to_thread(_seqs, waiting, station)
+            waiting = [id for id in waiting if now[id] == before[id]]
+
+
+def _seqs(ids: Sequence[str], station: Station) -> dict[str, tuple[int, str]]:
+    """Number and type of each alert's last event."""
+    found = {id: _last(id, station).alert for id in ids}
+    return {id: (alert.seq, alert.type) for id, alert in found.items()}
+
+
+def _last(id: str, station: Station) -> Event:
+    events = station.history.alert(id)
+    if not events:
+        raise not_found(f"alert {id}")
+    return events[-1]
 
 
 def _story(id: str, station: Station) -> AlertStory:
@@ -181,7 +221,8 @@ def _story(id: str, station: Station) -> AlertStory:
     ]
     (view,) = told(events[-1:], station)
     seconds = lengths.get(events[-1].alert.reference)
-    return AlertStory(**view.model_dump(), events=life, reference_seconds=seconds)
+    said = [ReviewOut.model_validate(review.as_dict()) for review in station.desk.reviews(id)]
+    return AlertStory(**view.model_dump(), events=life, reviews=said, reference_seconds=seconds)
 
 
 def told(events: Sequence[Event], station: Station) -> list[AlertOut]:

@@ -14,15 +14,17 @@ from monitor import __version__
 from monitor.alerting.courier import Courier
 from monitor.alerting.webhooks import Webhooks
 from monitor.web.alerts import add_alerts
-from monitor.web.auth import Gatekeeper
+from monitor.web.auth import SCOPES, Gatekeeper
 from monitor.web.board import Board
 from monitor.web.channels import add_channels
 from monitor.web.dashboard import add_dashboard
 from monitor.web.events import Events, add_events
 from monitor.web.evidence import add_evidence
 from monitor.web.guard import Guard
+from monitor.web.idempotency import PARAMETER, Idempotency, Replies
 from monitor.web.jobs import Jobs, Registrar
 from monitor.web.licences import add_licences
+from monitor.web.outages import Outages
 from monitor.web.probes import probes
 from monitor.web.problems import ProblemOut, tell_problems
 from monitor.web.references import add_references
@@ -47,6 +49,9 @@ class Api(FastAPI):
             parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             assert self.openapi_schema is not None
             self.openapi_schema["security"] = [{"token": []}, {}]  # none is needed where none was made
+            for path, methods in self.openapi_schema["paths"].items():
+                if "post" in methods and SCOPES["POST", path] is not None:
+                    methods["post"].setdefault("parameters", []).append(PARAMETER)
         return self.openapi_schema
 
 
@@ -62,8 +67,8 @@ class Web:
         add_system(self.app, station, board)
         add_session(self.app, gatekeeper, tokens)
         add_channels(self.app, station, board)
-        add_references(self.app, station)
         self.registrar = Registrar(Jobs(station.settings.data_dir), station.settings)
+        add_references(self.app, station, self.registrar)
         add_uploads(self.app, station, self.registrar)
         add_jobs(self.app, self.registrar.jobs)
         add_alerts(self.app, station)
@@ -79,9 +84,11 @@ class Web:
             settings.alerting.keep_days,
         )
         add_webhooks(self.app, self.courier)
+        self.outages = Outages(board, webhooks, settings.webhooks.channel_down_s)
         add_events(self.app, self.events)
         add_dashboard(self.app)
         tell_problems(self.app)
+        self.app.add_middleware(Idempotency, replies=Replies(settings.data_dir))
         self.app.add_middleware(Guard, api=self.app, gatekeeper=gatekeeper)
 
     async def run(self) -> None:
@@ -89,6 +96,7 @@ class Web:
             tasks.create_task(_kept_going("telling events", self.events.run))
             tasks.create_task(_kept_going("registering uploads", self.registrar.run))
             tasks.create_task(_kept_going("delivering to webhooks", self.courier.run))
+            tasks.create_task(_kept_going("watching for outages", self.outages.run))
 
 
 async def _kept_going(what: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -7,7 +7,7 @@ right to a second.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -66,7 +66,7 @@ class Board:
 
     def _look(self) -> None:
         now = rfc3339(datetime.now(UTC))
-        states, processed = self._states(), self._per_channel(self._station.metrics.frames_processed)
+        states, processed = self._told_states(), self._per_channel(self._station.metrics.frames_processed)
         watched = self._station.channels()
         for channel, has_ended in watched:
             n, name = processed.get(channel.name, 0.0), channel.name
@@ -114,15 +114,17 @@ class Board:
             )
         return sorted(found, key=lambda one: one.name)
 
+    def states(self) -> dict[str, str]:
+        """The state of each channel."""
+        self.look()
+        with self._lock:
+            return {name: line.state for name, line in self._lines.items()}
+
     def counts(self) -> dict[str, int]:
         """How many channels are in each state."""
-        self.look()
-        counts: dict[str, int] = defaultdict(int)
-        for line in list(self._lines.values()):
-            counts[line.state] += 1
-        return dict(counts)
+        return dict(Counter(self.states().values()))
 
-    def _states(self) -> dict[str, str]:
+    def _told_states(self) -> dict[str, str]:
         samples = [one for metric in self._station.metrics.channel_state.collect() for one in metric.samples]
         return {one.labels["channel"]: one.labels["state"] for one in samples if one.value == 1}
 

@@ -1,4 +1,4 @@
-"""Jobs: registrations and imports that were accepted, done one after another beside the monitoring.
+"""Jobs: registrations, imports and removals that were accepted, done one after another beside the monitoring.
 
     jobs.sqlite        what was asked for and what came of it
     uploads/ID/NAME    the file of each job that is not done
@@ -16,26 +16,26 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import apsw
-
 from monitor.errors import JobsFailed
 from monitor.ingest.clock import rfc3339
+from monitor.ledger import Ledger
 from monitor.settings import Settings
-from reference_db.transactions import transaction
+from reference_db.errors import CatalogError, CatalogLocked
+from reference_db.library import References
 
 logger = logging.getLogger(__name__)
 
 FILE, FOLDER = "jobs.sqlite", "uploads"
 KEPT = 1000  # jobs that are done or failed, the newest
 LOCKED_S = 2.0  # until a library that another process writes to is tried again
-BUSY_TIMEOUT_MS = 5000
+REGISTER, IMPORT, REMOVE = "register", "import", "remove"
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (
@@ -51,7 +51,7 @@ class Job:
 
     n: int
     id: str
-    kind: str  # register or import
+    kind: str  # register, import or remove
     state: str
     message: str
     result: dict[str, Any] | None
@@ -65,13 +65,13 @@ class Jobs:
     """The jobs of a data folder; any thread may ask. Raises JobsFailed where the disk does not do it."""
 
     def __init__(self, data_dir: Path) -> None:
-        self._path, self.folder = data_dir / FILE, data_dir / FOLDER
+        self._file, self.folder = Ledger(data_dir / FILE, (SCHEMA,), JobsFailed), data_dir / FOLDER
         self._found = list(self.folder.iterdir()) if self.folder.is_dir() else []  # of an earlier life
         self.progress: dict[str, tuple[int, int | None]] = {}  # of those that run: seconds done, and of how many
 
     def add(self, id: str, kind: str, request: Mapping[str, Any]) -> Job:
         """A new job, on disk when this returns; its file is in `folder / id`."""
-        with self._opened() as db, transaction(db):
+        with self._file.writing() as db:
             db.execute(
                 "INSERT INTO job (id, kind, state, message, request, created_at) VALUES (?, ?, ?, ?, ?, ?)",
                 (id, kind, WAITING, "waits for its turn", json.dumps(request), rfc3339(datetime.now(UTC))),
@@ -95,7 +95,7 @@ class Jobs:
 
     def settle(self, id: str, state: str, message: str, result: dict[str, Any] | None = None) -> None:
         """What became of it; the file of one that is over is removed."""
-        with self._opened() as db, transaction(db):
+        with self._file.writing() as db:
             text = None if result is None else json.dumps(result)
             db.execute("UPDATE job SET state = ?, message = ?, result = ? WHERE id = ?", (state, message, text, id))
         if state in (DONE, FAILED):
@@ -103,7 +103,7 @@ class Jobs:
 
     def begin_again(self) -> None:
         """After a restart: what ran waits again, and files that belong to no job are cleared away."""
-        with self._opened() as db, transaction(db):
+        with self._file.writing() as db:
             db.execute(
                 "UPDATE job SET state = ?, message = 'begins again after a restart' WHERE state = ?", (WAITING, RUNNING)
             )
@@ -113,11 +113,8 @@ class Jobs:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _select(self, where: str, values: tuple[Any, ...]) -> list[Job]:
-        if not self._path.exists():
-            return []
-        with self._opened() as db:
-            columns = "n, id, kind, state, message, result, request, created_at"
-            rows = list(db.execute(f"SELECT {columns} FROM job {where}", values))  # noqa: S608 - no words of others
+        columns = "n, id, kind, state, message, result, request, created_at"
+        rows = self._file.rows(f"SELECT {columns} FROM job {where}", values)  # noqa: S608 - no words of others
         jobs = []
         for n, id, kind, state, message, result, request, created_at in rows:
             done_s, total_s = self.progress.get(id, (0, None))
@@ -125,22 +122,6 @@ class Jobs:
             asked = json.loads(request)
             jobs.append(Job(n, id, kind, state, message, came_of_it, asked, created_at, done_s, total_s))
         return jobs
-
-    @contextmanager
-    def _opened(self) -> Iterator[apsw.Connection]:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            db = apsw.Connection(str(self._path))
-            try:
-                db.set_busy_timeout(BUSY_TIMEOUT_MS)
-                db.pragma("journal_mode", "wal")
-                db.pragma("synchronous", "full")
-                db.execute(SCHEMA)
-                yield db
-            finally:
-                db.close()
-        except (apsw.Error, OSError) as error:
-            raise JobsFailed(f"{self._path} cannot be used ({error})") from error
 
 
 class Registrar:
@@ -184,8 +165,10 @@ class Registrar:
             logger.error("%s; uploads of an earlier start are left as they are", error)
 
     async def _do(self, job: Job) -> None:
-        await asyncio.to_thread(self.jobs.settle, job.id, RUNNING, "is being registered")
-        answer = await self._answer(job)
+        is_removal = job.kind == REMOVE
+        message = "is being removed" if is_removal else "is being registered"
+        await asyncio.to_thread(self.jobs.settle, job.id, RUNNING, message)
+        answer = await (asyncio.to_thread(self._removed, job) if is_removal else self._answer(job))
         if answer.get("locked"):
             await asyncio.to_thread(self.jobs.settle, job.id, WAITING, "waits for another writer of the library")
             await asyncio.sleep(LOCKED_S)
@@ -199,6 +182,16 @@ class Registrar:
         self.jobs.progress.pop(job.id, None)
         if (finished := self._finished.pop(job.id, None)) is not None:
             finished.set()
+
+    def _removed(self, job: Job) -> dict[str, Any]:
+        """What came of taking a reference out."""
+        try:
+            References(self._settings.data_dir).rm(job.request["reference"])
+        except CatalogLocked:
+            return {"locked": True}
+        except CatalogError as error:
+            return {"error": str(error), "kind": type(error).__name__}
+        return {"result": {"reference": job.request["reference"], "outcome": "removed", "warnings": []}}
 
     async def _answer(self, job: Job) -> dict[str, Any]:
         """What the child said last; its progress is noted on the way."""
@@ -246,6 +239,7 @@ class Registrar:
             if child.returncode is None:
                 with suppress(ProcessLookupError):
                     child.kill()
+                await child.wait()  # killed, it is gone at once; nothing of it is left behind
         return said
 
 

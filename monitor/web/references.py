@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-import time
 from collections import OrderedDict
 from contextlib import suppress
 from typing import Annotated
@@ -12,9 +12,12 @@ from fastapi import FastAPI, Path, Query, Response
 from pydantic import BaseModel, Field
 
 from monitor.ingest.clock import rfc3339
+from monitor.web.etags import UNCHANGED, IfMatch, IfNoneMatch, check_meant, etag, unchanged
+from monitor.web.jobs import Registrar
 from monitor.web.paging import Cursor, Limit, Page, page_of
 from monitor.web.problems import BYTES, JPEG, MAY_FAIL, Problem, not_found
 from monitor.web.station import Station
+from monitor.web.uploads import AcceptedOut, remove_later
 from reference_db.catalog import Catalog, Reference, ReferenceId
 from reference_db.errors import CatalogLocked, DamagedReference, UnknownReference
 from reference_db.index import ReferenceIndex
@@ -22,7 +25,7 @@ from reference_db.library import EXPORT_ENDING, References
 from reference_db.references import ID_PATTERN
 from reference_db.registration import Hygiene, examine
 
-BUSY_S = 5.0  # that a change waits for another writer of the library
+BUSY_S = 1.0  # that a removal waits for another writer of the library before it becomes a job
 ReferenceName = Annotated[str, Path(pattern=f"^{ID_PATTERN.pattern}$")]
 
 
@@ -61,7 +64,7 @@ class ExclusionOut(BaseModel):
     added_at: str
 
 
-def add_references(api: FastAPI, station: Station) -> None:
+def add_references(api: FastAPI, station: Station, registrar: Registrar) -> None:
     reports, library = Reports(station), References(station.settings.data_dir)
 
     @api.get("/api/v1/references", responses=MAY_FAIL, tags=["references"])
@@ -87,26 +90,31 @@ def add_references(api: FastAPI, station: Station) -> None:
                     items.append(_damaged(id, one) if isinstance(one, str) else reports.told(one, catalog, whole=False))
         return Page(items=items, next=following)
 
-    @api.get("/api/v1/references/{id}", responses=MAY_FAIL, tags=["references"])
-    def show_reference(id: ReferenceName) -> ReferenceOut:
-        """One reference, with all that is to be known of it."""
-        contents = station.contents()
-        for one in contents.references:
-            if one.id == id:
-                with station.catalog() as catalog:
-                    return reports.told(one, catalog, whole=True)
-        for damaged, what in contents.damaged.items():
-            if damaged == id:
-                return _damaged(id, what)
-        raise not_found(f"reference {id}")
+    @api.get(
+        "/api/v1/references/{id}", responses=MAY_FAIL | UNCHANGED, response_model=ReferenceOut, tags=["references"]
+    )
+    def show_reference(
+        id: ReferenceName, response: Response, if_none_match: IfNoneMatch = None
+    ) -> ReferenceOut | Response:
+        """One reference, with all that is to be known of it. Its ETag stands for the reference, not for overlaps."""
+        one = _kept(station, id)
+        response.headers["ETag"] = now = etag(one)
+        if (answer := unchanged(if_none_match, now)) is not None:
+            return answer
+        if isinstance(one, str):
+            return _damaged(id, one)
+        with station.catalog() as catalog:
+            return reports.told(one, catalog, whole=True)
 
     @api.get(
         "/api/v1/references/{id}/thumbnails/{second}",
-        responses=MAY_FAIL | JPEG,
+        responses=MAY_FAIL | UNCHANGED | JPEG,
         response_class=Response,
         tags=["references"],
     )
-    def show_thumbnail(id: ReferenceName, second: Annotated[int, Path(ge=0, le=10**9)]) -> Response:
+    def show_thumbnail(
+        id: ReferenceName, second: Annotated[int, Path(ge=0, le=10**9)], if_none_match: IfNoneMatch = None
+    ) -> Response:
         """The small picture that was kept of one second."""
         with station.catalog() as catalog:
             try:
@@ -115,33 +123,54 @@ def add_references(api: FastAPI, station: Station) -> None:
                 jpeg = None
         if jpeg is None:
             raise not_found(f"picture of second {second} of reference {id}")
-        return Response(jpeg, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+        now = etag(jpeg)
+        kept = {"Cache-Control": "private, max-age=3600", "ETag": now}
+        return unchanged(if_none_match, now) or Response(jpeg, media_type="image/jpeg", headers=kept)
 
-    @api.delete("/api/v1/references/{id}", status_code=204, responses=MAY_FAIL, tags=["references"])
-    def drop_reference(id: ReferenceName) -> None:
-        """Takes a reference out, for good; an alert of it that is on air ends."""
-        until = time.monotonic() + BUSY_S
+    @api.delete(
+        "/api/v1/references/{id}",
+        status_code=204,
+        responses={**MAY_FAIL, 202: {"model": AcceptedOut, "description": "Somebody writes: ask for the job."}},
+        response_class=Response,
+        tags=["references"],
+    )
+    async def drop_reference(id: ReferenceName, if_match: IfMatch = None) -> Response:
+        """Takes a reference out, for good; an alert of it that is on air ends. It waits while one is registered."""
+        if if_match is not None:
+            check_meant(if_match, etag(await asyncio.to_thread(_kept, station, id)))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + BUSY_S
         while True:
             try:
-                library.rm(id)
-                return
+                await asyncio.to_thread(library.rm, id)
+                return Response(status_code=204)
             except CatalogLocked:
-                if time.monotonic() > until:
-                    raise Problem(
-                        409, "The library is being written to, by a registration perhaps; try again later."
-                    ) from None
-                time.sleep(0.1)  # whoever writes may be done in a moment
+                if loop.time() > until:
+                    break
+                await asyncio.sleep(0.1)  # whoever writes may be done in a moment
+        accepted = await asyncio.to_thread(remove_later, registrar, id)
+        registrar.ring()
+        place = {"Location": f"/api/v1/jobs/{accepted.job.id}"}
+        return Response(accepted.model_dump_json(), 202, place, media_type="application/json")
 
-    @api.get("/api/v1/references/{id}/export", responses=MAY_FAIL | BYTES, response_class=Response, tags=["references"])
-    def export_reference(id: ReferenceName) -> Response:
+    @api.get(
+        "/api/v1/references/{id}/export",
+        responses=MAY_FAIL | UNCHANGED | BYTES,
+        response_class=Response,
+        tags=["references"],
+    )
+    def export_reference(id: ReferenceName, if_none_match: IfNoneMatch = None) -> Response:
         """The reference in one file: features only, nobody can see the video in it."""
-        named = {"Content-Disposition": f'attachment; filename="{id}{EXPORT_ENDING}"'}
+        now = etag(_kept(station, id))
+        if (answer := unchanged(if_none_match, now)) is not None:
+            return answer
+        named = {"Content-Disposition": f'attachment; filename="{id}{EXPORT_ENDING}"', "ETag": now}
         return Response(library.exported(id), media_type="application/octet-stream", headers=named)
 
     @api.get("/api/v1/references/{id}/exclusions", responses=MAY_FAIL, tags=["references"])
     def list_exclusions(id: ReferenceName, limit: Limit = 50, cursor: Cursor = None) -> Page[ExclusionOut]:
         """The spans of a reference that never alert."""
-        _known(station, id)
+        _kept(station, id)
         found = sorted(station.desk.exclusions(id), key=lambda one: f"{one.id:020}")
         part, following = page_of(found, limit, cursor, lambda one: f"{one.id:020}")
         return Page(items=[ExclusionOut.model_validate(one.as_dict()) for one in part], next=following)
@@ -149,7 +178,7 @@ def add_references(api: FastAPI, station: Station) -> None:
     @api.post("/api/v1/references/{id}/exclusions", status_code=201, responses=MAY_FAIL, tags=["references"])
     def new_exclusion(id: ReferenceName, asked: ExclusionIn) -> ExclusionOut:
         """Keeps a span from alerting, on every channel; running monitors heed it within seconds."""
-        _known(station, id)
+        _kept(station, id)
         return ExclusionOut.model_validate(station.desk.exclude(id, asked.start_s, asked.end_s, asked.note).as_dict())
 
     @api.delete("/api/v1/references/{id}/exclusions/{n}", status_code=204, responses=MAY_FAIL, tags=["references"])
@@ -158,10 +187,16 @@ def add_references(api: FastAPI, station: Station) -> None:
         station.desk.remove_exclusion(id, n)
 
 
-def _known(station: Station, id: str) -> None:
+def _kept(station: Station, id: str) -> Reference | str:
+    """The reference, or in words why it cannot be used. Raises Problem 404."""
     contents = station.contents()
-    if id not in contents.damaged and id not in {one.id for one in contents.references}:
-        raise not_found(f"reference {id}")
+    for one in contents.references:
+        if one.id == id:
+            return one
+    for damaged, what in contents.damaged.items():
+        if damaged == id:
+            return what
+    raise not_found(f"reference {id}")
 
 
 class Reports:

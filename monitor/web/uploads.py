@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from monitor.web.jobs import DONE, FAILED, Job, Jobs, Registrar, new_id
+from monitor.web.jobs import DONE, FAILED, IMPORT, REGISTER, REMOVE, Job, Jobs, Registrar, new_id
 from monitor.web.paging import Cursor, Limit, Page, cursor_of, number_of
 from monitor.web.problems import MAY_FAIL, Problem, not_found
 from monitor.web.station import Station
@@ -46,7 +46,7 @@ JobId = Annotated[str, PathParameter(pattern=r"^[0-9a-f]{24}$")]
 
 
 class JobOut(BaseModel):
-    """A registration or an import that was accepted."""
+    """A registration, an import or a removal that was accepted."""
 
     id: str
     kind: str
@@ -124,7 +124,7 @@ def add_uploads(api: FastAPI, station: Station, registrar: Registrar) -> None:
             await asyncio.to_thread(_sniff, upload.path)
             title = asked["title"] or showable(upload.stem)
             values = {**asked, "title": title, "tags": tags, "name": upload.path.name}
-            job = await asyncio.to_thread(jobs.add, id, "register", values)
+            job = await asyncio.to_thread(jobs.add, id, REGISTER, values)
         registrar.ring()
         response.headers["Location"] = f"/api/v1/jobs/{id}"
         return AcceptedOut(job=_told(job))
@@ -148,7 +148,7 @@ def add_uploads(api: FastAPI, station: Station, registrar: Registrar) -> None:
             if wanted is not None:
                 check_id(wanted)
             await asyncio.to_thread(read_export, upload.path)
-            await asyncio.to_thread(jobs.add, id, "import", {"id": wanted, "name": upload.path.name})
+            await asyncio.to_thread(jobs.add, id, IMPORT, {"id": wanted, "name": upload.path.name})
         registrar.ring()
         await registrar.wait_for(id, IMPORT_S)
         job = await asyncio.to_thread(jobs.get, id)
@@ -163,6 +163,12 @@ def add_uploads(api: FastAPI, station: Station, registrar: Registrar) -> None:
         return ImportedOut(
             reference=result.get("reference"), outcome=result.get("outcome"), warnings=warnings, job=_told(job)
         )
+
+
+def remove_later(registrar: Registrar, reference: str) -> AcceptedOut:
+    """Has a reference removed once nobody else writes to the library."""
+    job = registrar.jobs.add(new_id(), REMOVE, {"reference": reference})
+    return AcceptedOut(job=_told(job))
 
 
 def add_jobs(api: FastAPI, jobs: Jobs) -> None:

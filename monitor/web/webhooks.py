@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated
 
-from fastapi import FastAPI, Path
+from fastapi import FastAPI, Path, Query
 from pydantic import BaseModel, Field
 
 from monitor.alerting.courier import Courier
@@ -32,6 +32,7 @@ class WebhookOut(BaseModel):
     enabled: bool
     created_at: str
     disabled_reason: str | None
+    old_secret_until: str | None = Field(description="While its secret is being replaced: until when both sign.")
 
 
 class NewWebhookOut(WebhookOut):
@@ -86,6 +87,15 @@ def add_webhooks(api: FastAPI, courier: Courier) -> None:
         enabled = await asyncio.to_thread(webhooks.enable, id)
         courier.ring()
         return WebhookOut.model_validate(enabled.as_dict())
+
+    @api.post("/api/v1/webhooks/{id}/rotate", responses=MAY_FAIL, tags=["webhooks"])
+    def rotate_secret(
+        id: WebhookId,
+        at_once: Annotated[bool, Query(description="The old secret signs no more, not even for a day.")] = False,
+    ) -> NewWebhookOut:
+        """Gives it a new secret, which is shown here and never again; for a day messages carry both signatures."""
+        made = webhooks.rotate(id, at_once=at_once)
+        return NewWebhookOut.model_validate({**made.as_dict(), "secret": made.secret})
 
     @api.get("/api/v1/webhooks/{id}/deliveries", responses=MAY_FAIL, tags=["webhooks"])
     def list_deliveries(id: WebhookId, limit: Limit = 50, cursor: Cursor = None) -> Page[DeliveryOut]:

@@ -17,31 +17,18 @@ from monitor.alerting.alerts import ENDED, STARTED, UPDATED, Alert, Gap
 from monitor.alerting.outbox import History, Letter, Outbox
 from monitor.errors import ConfigError, OutboxFailed
 from reference_db.catalog import ReferenceId
+from tests.alerting.told import alert
 
-ALERT = Alert(
+ALERT = alert(
     id="a1",
-    type=STARTED,
-    seq=1,
-    channel="ch5",
-    reference=ReferenceId("film"),
     title="Ä film",
     owner="Studio",
     channel_start=12.0,
     channel_end=40.0,
-    started_at="2026-11-16T08:00:12Z",
-    ended_at=None,
-    detected_at=18.0,
     reference_start=3.5,
     reference_end=31.5,
-    speed=1.0,
     score=0.9,
-    matched_seconds=27,
-    coverage_channel=0.96,
-    coverage_reference=0.28,
     gaps=(Gap(20.0, 1.0, "reconnect"),),
-    licence=None,
-    model="m",
-    evidence=None,
 )
 SINKS = ("file", "log")
 

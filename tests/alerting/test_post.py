@@ -44,7 +44,7 @@ async def until(holds: Callable[[], bool]) -> None:
     for _ in range(6000):
         if holds():
             return
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # sinks and writers are threads, which cannot tell this loop
     raise AssertionError("it never came to hold")
 
 

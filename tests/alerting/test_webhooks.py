@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from standardwebhooks import Webhook
+from standardwebhooks import Webhook, WebhookVerificationError
 from typer.testing import CliRunner
 
 from monitor.alerting import courier as couriers
@@ -116,6 +116,33 @@ def test_a_message_is_signed_as_the_specification_says(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="No matching signature"):
         Webhook(other.secret).verify(body, headers)
     assert (tmp_path / "webhooks.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+def test_while_a_secret_is_replaced_both_sign(tmp_path: Path) -> None:
+    webhooks = Webhooks(tmp_path)
+    with receiver() as one:
+        first = webhooks.add(one.url)
+        second = webhooks.rotate(first.id)
+
+        def signs() -> list[bool]:
+            """Which of the two secrets verify a message that is sent now."""
+            asyncio.run(send(webhooks.get(first.id), webhooks.ping(first.id), LOOPBACK))
+            headers, body = one.came[-1]
+            verified = []
+            for secret in (first.secret, second.secret):
+                try:
+                    verified.append(bool(Webhook(secret).verify(body, headers)))
+                except WebhookVerificationError:
+                    verified.append(False)
+            return verified
+
+        assert signs() == [True, True]
+        assert webhooks.get(first.id).as_dict()["old_secret_until"] is not None
+        assert webhooks.get(first.id).secrets(time.time() + 86_401) == [second.secret]
+        at_once = webhooks.rotate(first.id, at_once=True)
+        assert signs() == [False, False]
+        assert webhooks.get(first.id).secrets(time.time()) == [at_once.secret]
+        assert webhooks.get(first.id).as_dict()["old_secret_until"] is None
 
 
 def test_the_specification_s_own_example() -> None:
@@ -335,6 +362,9 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     log = json.loads(run("deliveries", made["id"], "--json").stdout)
     assert [(one["event"], one["state"]) for one in log] == [("test.ping", "failed"), ("test.ping", "done")]
     assert run("replay", made["id"], str(log[0]["id"])).exit_code == 0
+    renewed = json.loads(run("rotate", made["id"], "--json").stdout)
+    assert renewed["secret"].startswith("whsec_")
+    assert renewed["secret"] != made["secret"]
     assert run("rm", made["id"]).exit_code == 0
     missing = run("test", made["id"])
     assert isinstance(missing.exception, NoSuchWebhook)

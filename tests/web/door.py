@@ -34,8 +34,9 @@ def _encoder_id() -> str:
 class Door:
     """Serves while open. `outbox` is where alerts are told."""
 
-    def __init__(self, data_dir: Path, *, host: str = "127.0.0.1", **web: Any) -> None:
-        settings = Settings.model_validate({"data_dir": data_dir, "web": web})
+    def __init__(self, data_dir: Path, *, host: str = "127.0.0.1", channel_down_s: float = 30.0, **web: Any) -> None:
+        webhooks = {"channel_down_s": channel_down_s}
+        settings = Settings.model_validate({"data_dir": data_dir, "web": web, "webhooks": webhooks})
         self.outbox = Outbox.open(data_dir, [])
         self.station = Station(
             settings=settings,

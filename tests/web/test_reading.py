@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import re
+import zipfile
 
 import pytest
 
@@ -114,6 +117,17 @@ def test_every_error_is_a_problem(client: Client) -> None:
         assert problem["instance"] == path.partition("?")[0]
         assert problem["detail"].endswith(".")
     assert client("POST", "/api/v1/alerts").status == 405
+
+
+def test_an_archive_carries_the_zone_that_was_asked_for_if_there_is_one(client: Client) -> None:
+    id = client.get("/alerts")["items"][0]["id"]
+    with zipfile.ZipFile(io.BytesIO(client("GET", f"/api/v1/alerts/{id}/export?time_zone=Asia/Tokyo").body)) as archive:
+        assert json.loads(archive.read(f"{id}/manifest.json"))["viewer"]["time_zone"] == "Asia/Tokyo"
+    for zone in ("Mars/Olympus", "Europe", "../../etc/passwd", "/etc/localtime", "a%00b", "%F0%9F%95%92"):
+        reply = client("GET", f"/api/v1/alerts/{id}/export?time_zone={zone}")
+        assert (reply.status, reply.headers["content-type"]) == (400, "application/problem+json"), zone
+        assert reply.json["detail"] == "The time zone is not known here; name one like `Europe/Berlin`."
+    assert client("GET", f"/api/v1/alerts/{id}/export?time_zone={'x' * 65}").status == 422
 
 
 def test_browsers_are_told_to_trust_nothing(client: Client) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from monitor.web import guard
+from monitor.web import guard, references
 from monitor.web.jobs import RUNNING, Jobs, new_id
+from reference_db.catalog import Catalog
 from reference_db.library import References
 from tests import media
+from tests.studio import Studio
 from tests.web.door import Door
 from tests.web.serving import Client, Reply
 
@@ -53,6 +56,28 @@ def over(client: Client, id: str) -> dict[str, Any]:
     while (job := client.get(f"/jobs/{id}"))["state"] in ("waiting", "running"):
         time.sleep(POLL_S)  # between two questions, as a client asks
     return dict(job)
+
+
+def test_a_removal_while_somebody_writes_is_done_after_it(
+    tmp_path: Path, studio: Studio, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(references, "BUSY_S", 0.0)
+    shutil.copytree(studio.settings.data_dir, tmp_path / "data")
+    with Door(tmp_path / "data") as door:
+        client = door.client()
+        with Catalog.open(tmp_path / "data", write=True):
+            later = client("DELETE", "/api/v1/references/harbour")
+            job = later.json["job"]
+            assert (later.status, job["kind"]) == (202, "remove")
+            assert later.headers["location"] == f"/api/v1/jobs/{job['id']}"
+            assert client("GET", "/api/v1/references/harbour").status == 200
+        done = over(client, job["id"])
+        assert (done["state"], done["result"]["reference"]) == ("done", "harbour")
+        assert client("GET", "/api/v1/references/harbour").status == 404
+        assert client("DELETE", "/api/v1/references/garden").status == 204
+        with Catalog.open(tmp_path / "data", write=True):
+            nothing = client("DELETE", "/api/v1/references/harbour").json["job"]["id"]
+        assert over(client, nothing)["state"] == "failed"
 
 
 def left_lying(door: Door) -> list[Path]:

@@ -1,0 +1,64 @@
+"""Channels that stay away: told once, told again when they are back, also over a restart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from monitor.alerting.webhooks import Webhooks
+from monitor.settings import ChannelSettings
+from tests.serving import until
+from tests.web.door import Door
+
+
+class Channel:
+    """A channel whose state the test says, in the metrics of a running web."""
+
+    def __init__(self, door: Door, name: str = "ch5") -> None:
+        self._states, self._name = door.station.metrics.channel_state, name
+        door.station.channels = lambda: [(ChannelSettings(name=name, url="http://192.0.2.1/x"), False)]
+
+    def is_now(self, state: str) -> None:
+        for one in ("up", "impaired", "stalled", "failed"):
+            self._states.labels(self._name, one).set(one == state)
+
+
+def told(webhooks: Webhooks, id: str) -> list[dict[str, Any]]:
+    """What the webhook is owed, the oldest first."""
+    return [json.loads(one.body) for one in reversed(webhooks.deliveries(id))]
+
+
+def test_a_channel_that_stays_away_is_told_once_and_so_is_its_return(tmp_path: Path) -> None:
+    webhooks = Webhooks(tmp_path)
+    id = webhooks.add("https://192.0.2.7/hook", ["channel.down", "channel.up"]).id
+    with Door(tmp_path, channel_down_s=0.0) as door:
+        channel = Channel(door)
+        channel.is_now("stalled")
+        until(lambda: len(told(webhooks, id)) == 1, lambda: told(webhooks, id))
+        channel.is_now("failed")  # the same outage
+        until(lambda: door.web.outages._board.states() == {"ch5": "failed"}, lambda: "the board does not look")
+    with Door(tmp_path, channel_down_s=0.0) as door:  # after a restart
+        channel = Channel(door)
+        channel.is_now("impaired")  # pictures come
+        until(lambda: len(told(webhooks, id)) == 2, lambda: told(webhooks, id))
+        channel.is_now("up")
+        channel.is_now("stalled")
+        until(lambda: len(told(webhooks, id)) == 3, lambda: told(webhooks, id))
+    down, up, again = told(webhooks, id)
+    assert [one["type"] for one in (down, up, again)] == ["channel.down", "channel.up", "channel.down"]
+    assert down["data"] == {"channel": "ch5", "state": "stalled", "down_since": down["data"]["down_since"]}
+    assert up["data"] == {"channel": "ch5", "state": "impaired", "down_since": down["data"]["down_since"]}
+    assert again["data"]["down_since"] >= up["data"]["down_since"]
+
+
+def test_one_that_reconnects_in_time_is_no_news(tmp_path: Path) -> None:
+    webhooks = Webhooks(tmp_path)
+    id = webhooks.add("https://192.0.2.7/hook").id
+    with Door(tmp_path, channel_down_s=3600.0) as door:
+        channel, outages = Channel(door), door.web.outages
+        channel.is_now("stalled")
+        until(lambda: "ch5" in outages._since, lambda: "it was not seen")
+        channel.is_now("up")
+        until(lambda: not outages._since, lambda: "it was not seen")
+    assert told(webhooks, id) == []
