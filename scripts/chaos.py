@@ -6,6 +6,7 @@
     scripts/chaos.py kafka                   a group of matchers: kills, zombies, storms, a broker that goes away
     scripts/chaos.py streams                 channels: faults of streams, bad media, hostile addresses
     scripts/chaos.py serve                   a running monitor: kills, full and failing disks, no files, clocks
+    scripts/chaos.py web                     the API: ten thousand calls that nobody would think of
 
 Each part prints its figures and ends with 0 only if every promise held. `scripts/test` runs a short sample of each.
 Needs what the tests need (`scripts/test` installs it) and, for the library, Debian's package strace.
@@ -136,6 +137,16 @@ def serve(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     return parts
 
 
+def web(args: argparse.Namespace, say: Say) -> dict[str, Part]:
+    """Every operation of the OpenAPI document: no failure of the server, no answer that the document does not allow."""
+    from tests.chaos import web
+
+    with tempfile.TemporaryDirectory() as folder:
+        parts = {"generated calls": web.run(Path(folder), args.calls, args.seed)}
+    say(json.dumps(parts["generated calls"], indent=2))
+    return parts
+
+
 def broken(parts: dict[str, Part]) -> list[str]:
     """What did not go as promised; a control that nobody noticed is as bad as a promise that was broken."""
     return [name for name, part in parts.items() if bool(part["wrong"]) != name.startswith("control: ")]
@@ -169,6 +180,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     matchers.add_argument("--channels", type=int, default=6)
     matchers.add_argument("--seconds", type=int, default=240, help="of each channel")
     matchers.set_defaults(run=kafka)
+    api = commands.add_parser("web", help="the API")
+    api.add_argument("--calls", type=int, default=100, help="of each operation, in each of two or three ways")
+    api.set_defaults(run=web)
     args = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)  # what the library says of each repair is not news here
     parts = args.run(args, lambda line: print(line, file=sys.stderr if args.json else sys.stdout, flush=True))

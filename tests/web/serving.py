@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from tests.serving import dies_with_us
 from tests.studio import Studio
 
 PATIENCE_S = 120.0
@@ -81,6 +82,7 @@ class Serving:
             [sys.executable, "-m", "monitor.cli", "serve", "--config", str(config)],
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=dies_with_us,
             env=inherited | dict(environment or {}),
         )
         self.log: list[str] = []
