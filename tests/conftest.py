@@ -40,6 +40,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-kafka", action="store_true", help="leave out the tests that need a Kafka broker")
+    parser.addoption("--whole-image", action="store_true", help="install all of the image anew: gigabytes, minutes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

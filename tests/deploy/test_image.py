@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from monitor.demo.films import Film
 from monitor.settings import load_settings
 from tests import media
-from tests.deploy.container import NEEDED, Box, Recipe, first_process
+from tests.deploy.container import Box, Recipe, first_process
+from tests.deploy.libraries import lend, needed
 from tests.deploy.queries import ROOT
 from tests.serving import until
 
@@ -55,36 +60,27 @@ def test_its_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert settings.web.host == "127.0.0.1"  # the rest is for those who made a token
 
 
-def clean_venv(folder: Path) -> Path:
-    """A new environment with Copywatch installed as the image installs it.
+@pytest.fixture
+def box(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Box]:
+    """The image, made by its Dockerfile.
 
-    What it needs is taken from the environment of the tests instead of being installed once more: the versions are the
-    same, by scripts/constraints.txt, and torch alone takes minutes.
+    What it installs is found installed already, and just that, unless `--whole-image` asks for all of it anew. The
+    index of CPU wheels is PyTorch's own; pip's usual one has the same torch, with GPU libraries beside it.
     """
-    venv = folder / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
-    (site,) = venv.glob("lib/python*/site-packages")
-    (site / "needed.pth").write_text(f"{NEEDED}\n")  # its own .pth files are not read
-    source = folder / "source"
-    source.mkdir()
-    for path in re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.M):
-        (source / path).parent.mkdir(exist_ok=True)
-        subprocess.run(["cp", "-r", ROOT / path, source / path], check=True)
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(venv / "bin/python")]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", str(source)], check=True, env=_without("PYTHONPATH"))
-    script = venv / "bin/copywatch"
-    script.write_text(script.read_text().replace(str(venv), "/opt/copywatch"))  # where it will be
-    return venv
+    box = Box(RECIPE, tmp_path / "box")
+    if not pytestconfig.getoption("--whole-image"):
+        lend(box.packages)
+    box.build(ROOT, {"TORCH_INDEX": os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple")})
+    yield box
+    shutil.rmtree(box.folder)  # gigabytes, in the long form
 
 
-def _without(name: str) -> dict[str, str]:
-    return {key: value for key, value in os.environ.items() if key != name}
-
-
-def test_its_commands_run_as_its_user_on_a_read_only_tree(tmp_path: Path) -> None:
-    box = Box(RECIPE, tmp_path / "root", clean_venv(tmp_path), tmp_path / "data", tmp_path / "config")
-    for folder in (box.root, box.data, box.config):
-        folder.mkdir()
+def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Box) -> None:
+    installed = {canonicalize_name(one.name): one.version for one in distributions(path=[str(box.packages)])}
+    wanted = {name: one.version for name, one in needed().items()}
+    assert {name: installed[name] for name in installed.keys() - {"copywatch", "pip", "setuptools"}} == {
+        name: wanted[name] for name in wanted.keys() - {"setuptools"}
+    }
     pictures = [FILM.picture(n / FPS) for n in range(24 * FPS)]
     for name in ("film.mp4", "air.ts"):
         media.write_clip(box.data / name, ((n / FPS, one) for n, one in enumerate(pictures)), fps=FPS)
@@ -92,7 +88,7 @@ def test_its_commands_run_as_its_user_on_a_read_only_tree(tmp_path: Path) -> Non
         "alerting: {output: /data/alerts.jsonl}\nchannels: [{name: air, url: /data/air.ts, mode: exact}]\n"
     )
     user = RECIPE.word("USER")
-    subprocess.run(["chown", "-R", user, box.data], check=True)
+    assert f"{box.data.stat().st_uid}:{box.data.stat().st_gid}" == user
 
     adding = box.start([*RECIPE.command("ENTRYPOINT"), "refs", "add", "/data/film.mp4"])
     told, _ = adding.communicate(timeout=120)

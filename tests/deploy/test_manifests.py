@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ DEPLOY = ROOT / "deploy"
 RECIPE = Recipe(DEPLOY / "Dockerfile")
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
-VERSIONS = ("1.30", "1.34")  # the oldest and the newest that are checked
+VERSIONS = ("1.30", "1.37")  # the oldest and the newest that are checked
 PORT = int(RECIPE.environment["COPYWATCH_WEB__PROBES_PORT"])
 
 
@@ -104,6 +106,28 @@ def test_the_schemas_can_fail() -> None:
     manifest["spec"]["template"]["spec"]["containers"][0]["livenessProb"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_kubeconform_finds_nothing(version: str, tmp_path: Path) -> None:
+    """By the schemas that kubernetes-validate carries, each with its definitions in it: nothing is fetched."""
+    program = shutil.which("kubeconform", path=f"{os.environ['PATH']}:{Path.home() / 'go/bin'}")
+    if program is None:
+        pytest.skip("there is no kubeconform: go install github.com/yannh/kubeconform/cmd/kubeconform@latest")
+    carried = Path(kubernetes_validate.__file__).parent / f"kubernetes-json-schema/v{version}.0-local-strict"
+    definitions = json.loads((carried / "_definitions.json").read_text())["$defs"]
+    for _, manifest in manifests():
+        group = manifest["apiVersion"].replace(".k8s.io/", "/").replace("/", "-")
+        name = f"{manifest['kind'].lower()}-{group}.json"
+        schema = json.loads((carried / name).read_text().replace("/api/_definitions.json#", "#"))
+        (tmp_path / name).write_text(json.dumps({**schema, "$defs": definitions}))
+    check = [program, "-strict", "-kubernetes-version", f"{version}.0", "-output", "json", "-summary"]
+    check += ["-schema-location", f"{tmp_path}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"]
+    paths = [path for path in KUBERNETES if path.name != "kustomization.yaml"]
+    done = subprocess.run([*check, *paths], capture_output=True, text=True)
+    told = json.loads(done.stdout)
+    assert told["resources"] == []
+    assert told["summary"] == {"valid": len(paths), "invalid": 0, "errors": 0, "skipped": 0}
 
 
 def test_every_manifest_is_applied() -> None:
