@@ -126,6 +126,7 @@ def test_a_desk_can_work_by_keyboard_alone(demo: Demo, visit: Visit) -> None:
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
     page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)  # until then keys are the dialog's
     page.keyboard.press("g")
     page.keyboard.press("a")
     expect(page.get_by_role("heading", name="Alerts", level=1)).to_be_visible()
@@ -144,6 +145,45 @@ def test_a_desk_can_work_by_keyboard_alone(demo: Demo, visit: Visit) -> None:
     expect(page.locator(".head .chips")).to_contain_text("Retracted")
     page.keyboard.press("c")
     expect(page.locator(".verdict")).to_contain_text("Confirmed by")
+
+
+def test_many_alerts_are_reviewed_at_once(demo: Demo, visit: Visit) -> None:
+    page = visit(demo.address, "alerts")
+    expect(page.locator(".card").nth(1)).to_be_visible()  # two have been told
+    ids = [page.locator(".card").nth(n).get_attribute("data-id") for n in range(2)]
+    first, second = (page.locator(f'.card[data-id="{id}"]') for id in ids)
+    bar = page.get_by_role("group", name="Alerts that are chosen")
+    expect(bar).to_be_hidden()
+    first.get_by_role("checkbox").check()
+    second.get_by_role("link").focus()
+    page.keyboard.press("x")
+    expect(second.get_by_role("checkbox")).to_be_checked()
+    expect(bar).to_contain_text("2 chosen")
+    page.keyboard.press("l")
+    for card in (first, second):
+        expect(card.get_by_text("Licensed by review")).to_be_visible()
+    expect(bar).to_be_hidden()
+    assert {demo.client.get(f"/alerts/{id}")["review"]["decision"] for id in ids} == {"licensed"}
+    second.get_by_role("checkbox").check()
+    bar.get_by_role("button", name="Confirm").click()
+    expect(second.get_by_text("Confirmed")).to_be_visible()
+    expect(first.get_by_text("Licensed by review")).to_be_visible()
+
+
+def test_a_note_is_not_lost_while_the_alert_goes_on(demo: Demo, visit: Visit) -> None:
+    page = visit(demo.address, "alerts")
+    id = first_alert(page, demo.client)
+    visit.show(f"alerts/{id}")
+    page.get_by_label("Note").fill("a word")
+    assert (
+        demo.client("POST", f"/api/v1/alerts/{id}/review", {"decision": "licensed"}).status == 200
+    )  # by somebody else
+    expect(page.locator(".verdict")).to_contain_text("Licensed by review by")
+    expect(page.get_by_label("Note")).to_have_value("a word")
+    expect(page.get_by_label("Note")).to_be_focused()
+    page.get_by_role("button", name="Confirm").click()
+    expect(page.locator(".verdict")).to_contain_text("a word")
+    expect(page.get_by_label("Note")).to_have_value("")
 
 
 def test_filters_are_in_the_address_and_leave_what_fits(demo: Demo, visit: Visit) -> None:

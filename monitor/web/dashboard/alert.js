@@ -120,10 +120,15 @@ export async function show(root, { id, signal }) {
 }
 
 function drawVerdict(panel, alert, done) {
-  const note = el("input", { name: "note", maxlength: 500, placeholder: "a word for your colleagues" });
+  const before = panel.querySelector("input[name=note]"); // somebody may be writing while the copy goes on
+  const note = before ?? el("input", { name: "note", maxlength: 500, placeholder: "a word for your colleagues" });
+  const isWriting = before !== null && before === document.activeElement;
   const decide = async (decision) => {
     const reviewed = await review(alert, decision, note.value.trim());
-    if (reviewed) done(reviewed);
+    if (reviewed) {
+      note.value = "";
+      done(reviewed);
+    }
   };
   put(
     panel,
@@ -166,6 +171,7 @@ function drawVerdict(panel, alert, done) {
       ),
     ),
   );
+  if (isWriting) note.focus();
 }
 
 /** Fetches the zip, so that a login or an error is told here, and saves it. */
@@ -261,21 +267,25 @@ function drawNumbers(panel, alert) {
   );
 }
 
+/** The life of the alert: what was told and what people said, in order. */
 function drawEvents(panel, alert) {
+  const told = (alert.events ?? []).map(({ told_at, type, score }) => [
+    told_at,
+    EVENTS[type] ?? type,
+    score !== null && score !== undefined && ` · score ${score.toFixed(2)}`,
+  ]);
+  const said = (alert.reviews ?? []).map(({ at, by, decision, note }) => [
+    at,
+    DECISIONS.find(([name]) => name === decision)?.[2] ?? decision,
+    ` · by ${by}${note ? `: ${note}` : ""}`,
+  ]);
+  const all = [...told, ...said].sort(([one], [other]) => Date.parse(one) - Date.parse(other));
   put(
     panel,
-    el("h2", "What was told"),
+    el("h2", "What was told and said"),
     el(
       "ol.log",
-      (alert.events ?? []).map((event) =>
-        el(
-          "li",
-          moment(event.told_at),
-          " ",
-          el("strong", EVENTS[event.type] ?? event.type),
-          event.score !== null && event.score !== undefined && el("span.muted", ` · score ${event.score.toFixed(2)}`),
-        ),
-      ),
+      all.map(([at, what, more]) => el("li", moment(at), " ", el("strong", what), more && el("span.muted", more))),
     ),
   );
 }

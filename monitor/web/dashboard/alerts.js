@@ -4,6 +4,7 @@ import { address, can, get, part, send } from "./api.js";
 import { button, el, empty, icon, put, toast } from "./dom.js";
 import { Filters, saveCsv } from "./filters.js";
 import { ALERTS, on } from "./live.js";
+import { Selection } from "./selection.js";
 import { clock, length, moment } from "./times.js";
 
 const PAGE = 24;
@@ -21,6 +22,7 @@ export async function show(root, { query, signal }) {
   const more = button("Show older", {}, () => load());
   const count = el("p.lead", { role: "status" });
   const cards = new Map();
+  const selection = new Selection(cards, DECISIONS);
   let cursor = null,
     loading = false;
 
@@ -50,7 +52,7 @@ export async function show(root, { query, signal }) {
       );
   };
   const make = (alert) => {
-    const card = new Card(alert);
+    const card = new Card(alert, selection);
     cards.set(alert.id, card);
     untilEvidence(alert, signal, (now) => card.draw(now));
     return card.element;
@@ -60,13 +62,16 @@ export async function show(root, { query, signal }) {
     loading = true;
     try {
       const page = await get("alerts", { ...filters.api(), limit: PAGE, cursor: fresh ? null : cursor }, signal);
+      const held = list.contains(document.activeElement) && document.activeElement.closest(".card")?.dataset.id;
       if (fresh) {
         cards.clear();
         put(list);
+        selection.clear();
       }
       for (const alert of page.items) {
         if (!cards.has(alert.id)) list.append(make(alert));
       }
+      if (fresh) cards.get(held)?.title.focus({ preventScroll: true }); // a connection that came back disturbs nobody
       cursor = page.next;
       describe();
     } finally {
@@ -89,7 +94,7 @@ export async function show(root, { query, signal }) {
     signal,
   );
   on(["again"], () => load(true).catch(() => {}), signal);
-  addEventListener("shortcut", (event) => shortcut(event.detail, list, cards), { signal });
+  addEventListener("shortcut", (event) => shortcut(event.detail, list, cards, selection), { signal });
 
   const save = button(
     "CSV",
@@ -106,6 +111,8 @@ export async function show(root, { query, signal }) {
         el("kbd", "j"),
         el("kbd", "k"),
         " move ",
+        el("kbd", "x"),
+        " choose ",
         el("kbd", "c"),
         el("kbd", "f"),
         el("kbd", "l"),
@@ -116,11 +123,12 @@ export async function show(root, { query, signal }) {
     await filters.form(signal),
     list,
     el("div.row.centre", more),
+    selection.bar,
   );
   await load(true);
 }
 
-function shortcut(key, list, cards) {
+function shortcut(key, list, cards, selection) {
   const all = [...list.querySelectorAll(".card")];
   const at = all.findIndex((card) => card.contains(document.activeElement));
   if (key === "j" || key === "k") {
@@ -129,13 +137,22 @@ function shortcut(key, list, cards) {
     next?.scrollIntoView({ block: "nearest" });
     return;
   }
+  if (!can("write")) return;
+  if (key === "x" && at >= 0) selection.toggle(all[at].dataset.id);
   const decision = DECISIONS.find(([, , , letter]) => letter === key)?.[0];
-  if (decision && at >= 0 && can("write")) cards.get(all[at].dataset.id).review(decision);
+  if (decision && selection.size) selection.review(decision);
+  else if (decision && at >= 0) cards.get(all[at].dataset.id).review(decision);
 }
 
 class Card {
-  constructor(alert) {
+  constructor(alert, selection) {
     this.title = el("a.title", { href: `#/alerts/${part(alert.id)}` });
+    this.choice = el("input", {
+      type: "checkbox",
+      "aria-label": `Choose ${alert.title || alert.reference}`,
+      title: "Choose several to review them at once (x)",
+      onchange: () => selection.toggle(alert.id),
+    });
     this.body = el("div.facts-line");
     this.chips = el("div.chips");
     this.score = el("div.score");
@@ -161,6 +178,7 @@ class Card {
       "article.card",
       { data: { id: alert.id } },
       this.frames,
+      can("write") && el("label.choice", this.choice),
       el(
         "div.body",
         el("div.row.between.start", el("h2", this.title), this.score),
@@ -194,6 +212,11 @@ class Card {
       this.hadEvidence = alert.has_evidence;
       put(this.frames, frame(alert, "air-start.jpg", "On air"), frame(alert, "ref-start.jpg", "Reference"));
     }
+  }
+
+  choose(isChosen) {
+    this.choice.checked = isChosen;
+    this.element.classList.toggle("chosen", isChosen);
   }
 
   async review(decision) {

@@ -28,6 +28,7 @@ const KEYS = [
   ["c", "confirm: it is a copy"],
   ["f", "false positive"],
   ["l", "licensed"],
+  ["x", "choose the alert; then c, f and l are for all that are chosen"],
   ["Arrow keys", "move the cell in the similarity matrix"],
   ["?", "this list"],
 ];
@@ -164,7 +165,7 @@ function watchKeys() {
   let going = 0;
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
-    if (event.target.closest?.("input, select, textarea")) return;
+    if (event.target.closest?.("input:not([type=checkbox]), select, textarea")) return;
     if (event.key === "?") showKeys();
     else if (Date.now() - going < 3000 && event.key in pages) location.hash = `#/${pages[event.key]}`;
     else if (event.key === "g") {

@@ -91,6 +91,28 @@ export function empty(title, sentences, commands = []) {
   );
 }
 
+/** A table that becomes cards on a narrow page; a column without a name holds buttons. */
+export function table(names, rows) {
+  const cell = (content, n) => (names[n] ? el("td", { data: { label: names[n] } }, content) : el("td.end", content));
+  return el(
+    "div.scroll",
+    el(
+      "table",
+      el(
+        "thead",
+        el(
+          "tr",
+          names.map((name) => el("th", { scope: "col" }, name)),
+        ),
+      ),
+      el(
+        "tbody",
+        rows.map((cells) => el("tr", cells.map(cell))),
+      ),
+    ),
+  );
+}
+
 let toastRoot;
 
 /** A sentence that goes away by itself; errors stay longer. */

@@ -1,7 +1,7 @@
 // Licences: who may play what, where and when. A play within one is counted and shown, never hidden.
 
 import { all, can, part, send } from "./api.js";
-import { button, confirmed, el, empty, field, formDialog, put, toast } from "./dom.js";
+import { button, confirmed, el, empty, field, formDialog, put, table, toast } from "./dom.js";
 import { moment } from "./times.js";
 
 export async function show(root, { signal }) {
@@ -23,43 +23,16 @@ export async function show(root, { signal }) {
     }
     put(
       list,
-      el(
-        "div.scroll",
-        el(
-          "table",
-          el(
-            "thead",
-            el(
-              "tr",
-              ["For", "On channel", "From", "Until", "Note", ""].map((name) => el("th", { scope: "col" }, name)),
-            ),
-          ),
-          el(
-            "tbody",
-            licences.map((licence) =>
-              el(
-                "tr",
-                el("td", { data: { label: "For" } }, subject(licence)),
-                el(
-                  "td",
-                  { data: { label: "On channel" } },
-                  licence.channel === "*" ? "every channel" : licence.channel,
-                ),
-                el("td", { data: { label: "From" } }, licence.from ? moment(licence.from, { full: true }) : "always"),
-                el(
-                  "td",
-                  { data: { label: "Until" } },
-                  licence.until ? moment(licence.until, { full: true }) : "for ever",
-                ),
-                el("td", { data: { label: "Note" } }, licence.note || "–"),
-                el(
-                  "td.end",
-                  can("write") && button("Remove", { kind: "quiet", sign: "trash" }, () => remove(licence, draw)),
-                ),
-              ),
-            ),
-          ),
-        ),
+      table(
+        ["For", "On channel", "From", "Until", "Note", ""],
+        licences.map((licence) => [
+          subject(licence),
+          licence.channel === "*" ? "every channel" : licence.channel,
+          licence.from ? moment(licence.from, { full: true }) : "always",
+          licence.until ? moment(licence.until, { full: true }) : "for ever",
+          licence.note || "–",
+          can("write") && button("Remove", { kind: "quiet", sign: "trash" }, () => remove(licence, draw)),
+        ]),
       ),
     );
   };

@@ -188,7 +188,8 @@ async function follow(jobs, first, done, signal, name) {
     if (job.state === "failed") return void line.fail(job.message);
     if (job.state === "done") {
       line.element.remove();
-      toast(`${name ?? "The video"} is registered and looked for.`);
+      if (job.kind === "remove") toast(`${job.result?.reference ?? "The reference"} is removed.`);
+      else toast(`${name ?? "The video"} is registered and looked for.`);
       return void done();
     }
     const seconds = job.total_s ? `${clock(job.done_s)} of ${clock(job.total_s)} read` : `${clock(job.done_s)} read`;
@@ -395,8 +396,9 @@ async function remove(reference, changed) {
   )
     return;
   try {
-    await send("DELETE", `references/${part(reference.id)}`);
-    toast(`${reference.title || reference.id} is removed.`);
+    const later = await send("DELETE", `references/${part(reference.id)}`);
+    const name = reference.title || reference.id;
+    toast(later ? `${name} is removed as soon as what is being registered is done.` : `${name} is removed.`);
     changed();
   } catch (error) {
     toast(error.message, "error");

@@ -1,10 +1,18 @@
 // Webhooks: who is told, the log of deliveries, and sending one again.
 
 import { all, get, part, send } from "./api.js";
-import { button, confirmed, el, field, formDialog, put, toast } from "./dom.js";
+import { button, confirmed, el, field, formDialog, put, table, toast } from "./dom.js";
 import { moment } from "./times.js";
 
-const TYPES = ["alert.started", "alert.updated", "alert.ended", "alert.retracted", "alert.reviewed"];
+const TYPES = [
+  "alert.started",
+  "alert.updated",
+  "alert.ended",
+  "alert.retracted",
+  "alert.reviewed",
+  "channel.down",
+  "channel.up",
+];
 
 export async function webhooks(panel, signal) {
   const list = el("div.stack");
@@ -57,6 +65,17 @@ function hookView(hook, draw) {
       toast(error.message, "error");
     }
   };
+  const rotate = async () => {
+    const sentence = "Its messages carry the signatures of both secrets for a day, so that the receiver can change over.";
+    if (!(await confirmed("Give it a new secret?", sentence, "New secret"))) return;
+    try {
+      const { secret } = await send("POST", `${path}/rotate`);
+      await draw();
+      showSecret(secret);
+    } catch (error) {
+      toast(error.message, "error");
+    }
+  };
   return el(
     "article.hook",
     el(
@@ -73,12 +92,14 @@ function hookView(hook, draw) {
       hook.types?.length ? hook.types.join(", ") : "all events",
       " · since ",
       moment(hook.created_at),
+      hook.old_secret_until && [" · its old secret signs too until ", moment(hook.old_secret_until)],
     ),
     el(
       "div.row.wrap",
       button("Send a test", { kind: "quiet" }, test),
       !hook.enabled &&
         button("Switch on", { kind: "quiet" }, () => attempt(() => send("POST", `${path}/enable`), "It is on again.")),
+      button("New secret", { kind: "quiet" }, rotate),
       button("Remove", { kind: "quiet", sign: "trash" }, async () => {
         if (
           await confirmed(
@@ -106,55 +127,18 @@ async function drawLog(log, path) {
       toast(error.message, "error");
     }
   };
+  const row = (one) => [
+    moment(one.created_at),
+    one.alert ? el("a", { href: `#/alerts/${part(one.alert)}` }, one.event) : one.event,
+    el("span.chip", { data: { tone: states[one.state]?.[1] ?? "idle" } }, states[one.state]?.[0] ?? one.state),
+    String(one.tries),
+    [one.last_status, one.last_error].filter(Boolean).join(" ") || "–",
+    button("Replay", { kind: "quiet" }, () => again(one)),
+  ];
   put(
     log,
     items.length
-      ? el(
-          "div.scroll",
-          el(
-            "table",
-            el(
-              "thead",
-              el(
-                "tr",
-                ["When", "Event", "State", "Tries", "Answer", ""].map((name) => el("th", { scope: "col" }, name)),
-              ),
-            ),
-            el(
-              "tbody",
-              items.map((one) =>
-                el(
-                  "tr",
-                  el("td", { data: { label: "When" } }, moment(one.created_at)),
-                  el(
-                    "td",
-                    { data: { label: "Event" } },
-                    one.alert ? el("a", { href: `#/alerts/${part(one.alert)}` }, one.event) : one.event,
-                  ),
-                  el(
-                    "td",
-                    { data: { label: "State" } },
-                    el(
-                      "span.chip",
-                      { data: { tone: states[one.state]?.[1] ?? "idle" } },
-                      states[one.state]?.[0] ?? one.state,
-                    ),
-                  ),
-                  el("td", { data: { label: "Tries" } }, String(one.tries)),
-                  el(
-                    "td",
-                    { data: { label: "Answer" } },
-                    [one.last_status, one.last_error].filter(Boolean).join(" ") || "–",
-                  ),
-                  el(
-                    "td.end",
-                    button("Replay", { kind: "quiet" }, () => again(one)),
-                  ),
-                ),
-              ),
-            ),
-          ),
-        )
+      ? table(["When", "Event", "State", "Tries", "Answer", ""], items.map(row))
       : el("p.muted", "Nothing was sent yet."),
   );
 }
