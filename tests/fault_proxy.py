@@ -77,7 +77,7 @@ class FaultProxy:
             if self.fault in ("reset", "eof", "refuse"):
                 return
             if self.fault == "stall":
-                time.sleep(0.05)
+                time.sleep(0.05)  # the fault itself: nothing passes until it is lifted
                 continue
             try:
                 data = server.recv(1 if self.fault == "trickle" else 1 << 16)
@@ -94,7 +94,7 @@ class FaultProxy:
             if self.cut_after is not None and n_sent >= self.cut_after:
                 return
             if self.fault == "trickle":
-                time.sleep(TRICKLE_S)
+                time.sleep(TRICKLE_S)  # the fault itself: a byte now and then
 
 
 def _pump(client: socket.socket, server: socket.socket, over: threading.Event) -> None:

@@ -153,10 +153,11 @@ class Show:
         self._matched = (0.0, 0)  # when /metrics was read last, seconds matched by then
         self._open: set[str] = set()
         self._told: list[Alert] = []
+        self._is_over = False  # the first airing
         self._verdict: Verdict | None = None
 
     async def run(self, settings: Settings) -> bool:
-        """True when the first airing was judged right."""
+        """True when the first airing was judged right, or who was to watch it left before its end."""
         stop = asyncio.Event()
         channel = ChannelSettings(name=CHANNEL, url=self._transmitter.url)
         settings = settings.model_copy(update={"channels": [channel]})
@@ -175,6 +176,9 @@ class Show:
                     judging.cancel()
         except ExceptionGroup as group:
             raise group.exceptions[0] from group  # the sentence, not the tree
+        if not self._is_over:
+            self._say("Stopped before the broadcast was over, so what was found is not judged.")
+            return not self._leave  # a machine that asked for the verdict has none
         return self._conclude().is_right
 
     def _ready(self, address: str) -> None:
@@ -209,6 +213,7 @@ class Show:
             if matched > before or not self._transmitter.ended.is_set():
                 quiet_since, before = time.monotonic(), matched
             await asyncio.sleep(POLL_S)
+        self._is_over = True
         if self._leave:
             stop.set()  # closes what is still open
         else:

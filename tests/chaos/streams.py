@@ -235,7 +235,7 @@ def _playlist(what: str) -> Callable[[Studio], Figures]:
         air = Air(studio.clip, LENGTH_S)
         playlist = LivePlaylist(air)
         with WebServer(playlist.answer) as web, watching(f"http://127.0.0.1:{web.port}/live.m3u8", what) as watched:
-            time.sleep(5)
+            time.sleep(5)  # real time: the air goes on until a playlist has its first segments
             watched.wait_for_state("up")
             watched.wait_for_more()
             now = int(air.at_s) // 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -109,3 +110,21 @@ def test_the_demo_finds_every_copy_and_nothing_else(home: Path, made: Media) -> 
     assert max(by_speed) >= 1.2
     log = [json.loads(line) for line in (home / "demo.log").read_text().splitlines()]
     assert not [line for line in log if line["level"] == "error"]
+
+
+def test_who_leaves_before_the_end_is_told_no_verdict(home: Path, made: Media) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-u", "-m", "monitor.cli", "demo", "--data-dir", str(home.parent)],
+        env={name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert demo.stdout
+    said = []
+    for line in demo.stdout:
+        said.append(line)
+        if "[4/4]" in line:
+            demo.send_signal(signal.SIGINT)
+    assert demo.wait() == 0
+    assert said[-1] == "Stopped before the broadcast was over, so what was found is not judged.\n"
+    assert "MISSED" not in "".join(said)
