@@ -220,7 +220,11 @@ function row(reference, changed, opened) {
         el("strong", reference.title || reference.id),
         el("span.muted", [reference.id, reference.owner].filter(Boolean).join(" · ")),
       ),
-      el("span.ref-facts", el("span", length(reference.seconds)), el("span.muted", moment(reference.added_at))),
+      el(
+        "span.ref-facts",
+        el("span", length(reference.seconds), " "),
+        reference.added_at && el("span.muted", "since ", moment(reference.added_at)),
+      ),
       el(
         "span.chips",
         reference.state === "ready"

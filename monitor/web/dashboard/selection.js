@@ -20,7 +20,11 @@ export class Selection {
       el(
         "div.row.wrap",
         decisions.map(([decision, words, , letter]) =>
-          button(words, { sign: decision, title: `${words}, all of them (${letter})` }, () => this.review(decision)),
+          button(
+            words.split(" ")[0],
+            { kind: "quiet", sign: decision, title: `${words}, all of them (${letter})`, "aria-label": words },
+            () => this.review(decision),
+          ),
         ),
         button("All shown", { kind: "quiet" }, () => this.#choose([...this.#cards.keys()])),
         button("None", { kind: "quiet" }, () => this.clear()),
