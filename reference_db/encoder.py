@@ -256,14 +256,15 @@ def _id_hash(weights_sha256: str) -> str:
 
 # A picture carries information where it changes both ways at once; bars and fades do not, whatever their contrast.
 DETAIL_SIDE = 64  # cells of a side on which detail is counted; small enough to even out noise
-DETAIL_LEVELS = 3.0  # grey levels by which neighbours differ
+DETAIL_LEVELS = 3  # grey levels by which neighbours differ
 DETAIL_SHARE = 0.02  # of cells with detail, at least; in films it is 0.3, on empty slates and black with a logo below
 
 
 def is_informative(picture: NDArray[np.uint8]) -> bool:
     """Whether the picture shows enough to be recognised: not black, flat, a plain fade or colour bars."""
     small = Image.fromarray(picture).resize((DETAIL_SIDE, DETAIL_SIDE), Image.Resampling.BOX)
-    cells = np.asarray(small, np.float32)
-    across = np.abs(np.diff(cells, axis=1)[:-1]).max(-1) > DETAIL_LEVELS
-    down = np.abs(np.diff(cells, axis=0)[:, :-1]).max(-1) > DETAIL_LEVELS
-    return bool((across & down).mean() >= DETAIL_SHARE)
+    cells = np.asarray(small, np.int16)
+    across = np.abs(cells[:-1, 1:] - cells[:-1, :-1]) > DETAIL_LEVELS
+    down = np.abs(cells[1:, :-1] - cells[:-1, :-1]) > DETAIL_LEVELS
+    detailed = (across[..., 0] | across[..., 1] | across[..., 2]) & (down[..., 0] | down[..., 1] | down[..., 2])
+    return bool(detailed.mean() >= DETAIL_SHARE)

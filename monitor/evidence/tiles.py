@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,9 @@ MAX_COLUMNS = 2 * TILE_S + 2 * MARGIN_S  # at double speed
 
 HEAT = ((13, 17, 43), (43, 46, 110), (92, 83, 165), (204, 96, 120), (247, 168, 90), (255, 247, 205))  # dark to light
 MASK_COLOUR, PATH_COLOUR, INK, PAPER = (90, 235, 255), (40, 255, 120), (40, 40, 40), (255, 255, 255)
+TEXT_LEVELS, HEAT_LEVELS = 16, 64  # of the palette
+FIRST_HEAT = TEXT_LEVELS
+MASK, PATH = FIRST_HEAT + HEAT_LEVELS, FIRST_HEAT + HEAT_LEVELS + 1
 SIDE_PX = 560  # of the longer side of the drawn matrix, about
 LEFT_PX, TOP_PX, RIGHT_PX, BOTTOM_PX = 58, 22, 12, 38
 TICK_S = (1, 2, 5, 10, 20, 30)
@@ -124,19 +128,18 @@ def drawn(tile: Tile, tau: float) -> bytes:
     """The tile as PNG: similarity as heat, the mask above `tau` outlined, the path as a line, seconds on both axes."""
     rows, columns = tile.similarity.shape
     cell = max(4, min(14, SIDE_PX // max(rows, columns)))
-    picture = Image.new("RGB", (LEFT_PX + columns * cell + RIGHT_PX, TOP_PX + rows * cell + BOTTOM_PX), PAPER)
-    heat = Image.fromarray(_heat(tile.similarity)).resize((columns * cell, rows * cell), Image.Resampling.NEAREST)
-    picture.paste(heat, (LEFT_PX, TOP_PX))
+    picture = _axes(tile, cell)
+    heat = np.round(np.clip(tile.similarity, 0, 1) * (HEAT_LEVELS - 1)).astype(np.uint8) + np.uint8(FIRST_HEAT)
+    picture.paste(Image.fromarray(heat.repeat(cell, axis=0).repeat(cell, axis=1)), (LEFT_PX, TOP_PX))
+    picture = picture.convert("P")  # the bytes stay: they are places in the palette from now on
+    picture.putpalette(_palette())
     pen = ImageDraw.Draw(picture)
     for line in _outline(tile.mask > tau):
-        pen.line([_px(row, column, cell) for row, column in line], fill=MASK_COLOUR, width=1)
+        pen.line([_px(row, column, cell) for row, column in line], fill=MASK, width=1)
     if len(tile.path) > 1:
-        pen.line(
-            [_px(row + 0.5, column + 0.5, cell) for row, column in tile.path], fill=PATH_COLOUR, width=2, joint="curve"
-        )
-    _axes(pen, tile, cell)
+        pen.line([_px(row + 0.5, column + 0.5, cell) for row, column in tile.path], fill=PATH, width=2, joint="curve")
     buffer = io.BytesIO()
-    picture.quantize(64, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(buffer, "PNG")
+    picture.save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -144,12 +147,18 @@ def _px(row: float, column: float, cell: int) -> tuple[float, float]:
     return LEFT_PX + column * cell, TOP_PX + row * cell
 
 
-def _heat(similarity: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Colours [rows, columns, 3]; 0 and below is darkest, 1 lightest."""
-    at = np.clip(similarity, 0, 1)
-    stops = np.linspace(0, 1, len(HEAT))
-    channels = [np.interp(at, stops, [colour[n] for colour in HEAT]) for n in range(3)]
-    return np.asarray(np.stack(channels, axis=-1).round(), np.uint8)
+@cache
+def _palette() -> bytes:
+    """Colours by their places: from ink to paper, then heat from dark to light, then mask and path."""
+    text = _between((INK, PAPER), TEXT_LEVELS)
+    return bytes([*text, *_between(HEAT, HEAT_LEVELS), *MASK_COLOUR, *PATH_COLOUR])
+
+
+def _between(stops: Sequence[tuple[int, int, int]], n: int) -> list[int]:
+    """The channels of n colours from the first stop to the last."""
+    at, given = np.linspace(0, 1, n), np.linspace(0, 1, len(stops))
+    channels = [np.interp(at, given, [colour[k] for colour in stops]) for k in range(3)]
+    return [round(level) for level in np.stack(channels, axis=1).ravel().tolist()]
 
 
 def _outline(inside: NDArray[np.bool_]) -> list[list[tuple[int, int]]]:
@@ -163,20 +172,24 @@ def _outline(inside: NDArray[np.bool_]) -> list[list[tuple[int, int]]]:
     return lines
 
 
-def _axes(pen: ImageDraw.ImageDraw, tile: Tile, cell: int) -> None:
-    font = ImageFont.load_default(11)
+def _axes(tile: Tile, cell: int) -> Image.Image:
+    """An empty drawing with its words: TEXT_LEVELS of grey, 0 is ink."""
     rows, columns = tile.similarity.shape
+    size = LEFT_PX + columns * cell + RIGHT_PX, TOP_PX + rows * cell + BOTTOM_PX
+    picture = Image.new("L", size, 255)
+    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
     bottom = TOP_PX + rows * cell
     for second in _ticks(tile.live_s, rows, cell, 16):
         x, y = _px(second - tile.live_s + 0.5, 0, cell)
-        pen.line([(x - 4, y), (x - 1, y)], fill=INK)
-        pen.text((x - 6, y), f"{second} s", fill=INK, font=font, anchor="rm")
+        pen.line([(x - 4, y), (x - 1, y)], fill=0)
+        pen.text((x - 6, y), f"{second} s", fill=0, font=font, anchor="rm")
     for second in _ticks(tile.ref_s, columns, cell, 44):
         x, _ = _px(0, second - tile.ref_s + 0.5, cell)
-        pen.line([(x, bottom + 1), (x, bottom + 4)], fill=INK)
-        pen.text((x, bottom + 6), f"{second} s", fill=INK, font=font, anchor="mt")
-    pen.text((4, 4), "channel, down; similarity 0 (dark) to 1 (light), mask outlined, path", fill=INK, font=font)
-    pen.text((LEFT_PX, bottom + 22), "reference, to the right", fill=INK, font=font)
+        pen.line([(x, bottom + 1), (x, bottom + 4)], fill=0)
+        pen.text((x, bottom + 6), f"{second} s", fill=0, font=font, anchor="mt")
+    pen.text((4, 4), "channel, down; similarity 0 (dark) to 1 (light), mask outlined, path", fill=0, font=font)
+    pen.text((LEFT_PX, bottom + 22), "reference, to the right", fill=0, font=font)
+    return picture.point([level * TEXT_LEVELS // 256 for level in range(256)])
 
 
 def _ticks(first: int, n: int, cell: int, apart_px: int) -> range:

@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +23,12 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from monitor.errors import ConfigError
-from monitor.matching.tiles import HALO, TILE_COLUMNS, TILE_ROWS, SimilarityTile, TileMaps
-from reference_db.engines import fastest
+from monitor.matching.tiles import HALO, INNER_COLUMNS, TILE_ROWS, SimilarityTile, TileMaps
+from reference_db.engines import Arrays, Engine, fastest
 
 SHIPPED_WEIGHTS = Path(__file__).parents[2] / "reference_db" / "weights" / "mask_step.safetensors"
 
+NARROW_COLUMNS = 64  # of a tile that shows a short reference
 INNER_BATCH = 8  # every call of `predict` has this many tiles: one shape, so company changes no bit
 
 
@@ -105,16 +107,45 @@ class _NewestRows(nn.Module):
 
 
 class TileReader:
-    """The network compiled for tiles, on the fastest engine. What it reads in a tile depends on that tile alone."""
+    """The network compiled for tiles, on the fastest engine. What it reads in a tile depends on that tile alone.
+
+    A tile that shows a short reference, an advert say, is empty but for its left; there only that is read.
+    """
 
     def __init__(self, net: MaskStepNet, *, threads: int = 1) -> None:
-        blank = torch.zeros(1, 1, TILE_ROWS, TILE_COLUMNS)  # one a call: more are no cheaper a tile
-        self._engine = fastest(_NewestRows(net), (blank, blank), threads=threads)
+        def engine(columns: int) -> Engine:
+            blank = torch.zeros(1, 1, TILE_ROWS, columns + 2 * HALO)  # one a call: more are no cheaper a tile
+            return fastest(_NewestRows(net), (blank, blank), threads=threads)
+
+        self._engines = {columns: engine(columns) for columns in (NARROW_COLUMNS, INNER_COLUMNS)}
 
     def read(self, tiles: Sequence[SimilarityTile]) -> list[TileMaps]:
-        """Mask and step map of each tile."""
-        calls = [(tile.cells[None, None], tile.inside[None, None].astype(np.float32)) for tile in tiles]
-        return [TileMaps(mask[0], step[0]) for mask, step in self._engine(calls)]
+        """Mask and step map of each tile; both are 0 in columns beyond the matrix that were not read."""
+        widths = [_columns_of(tile) for tile in tiles]
+        read = {}
+        for columns, engine in self._engines.items():
+            calls = [_cells(tile, columns) for tile, width in zip(tiles, widths, strict=True) if width == columns]
+            read[columns] = iter(engine(calls))
+        return [TileMaps(*(_widened(maps[0]) for maps in next(read[columns]))) for columns in widths]
+
+
+def _columns_of(tile: SimilarityTile) -> int:
+    """How many inner columns of the tile must be read."""
+    return INNER_COLUMNS if tile.inside[:, NARROW_COLUMNS + 2 * HALO :].any() else NARROW_COLUMNS
+
+
+def _cells(tile: SimilarityTile, columns: int) -> Arrays:
+    wide = columns + 2 * HALO
+    return tile.cells[None, None, :, :wide], tile.inside[None, None, :, :wide].astype(np.float32)
+
+
+def _widened(rows: NDArray[Any]) -> NDArray[Any]:
+    """Maps of some columns with zeros for the rest."""
+    if rows.shape[1] == INNER_COLUMNS:
+        return rows
+    wide = np.zeros((len(rows), INNER_COLUMNS), rows.dtype)
+    wide[:, : rows.shape[1]] = rows
+    return wide
 
 
 def save_mask_step(net: MaskStepNet, path: Path, *, trained_on: str, configuration: Mapping[str, object]) -> None:

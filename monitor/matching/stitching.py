@@ -93,14 +93,17 @@ class SegmentView:
 
     def columns(self, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
         """The reference second that the paths give for each stream second; beyond their ends, at normal speed."""
-        live, ref = self._points
-        before, after = np.minimum(seconds - live[0], 0), np.maximum(seconds - live[-1], 0)
-        return np.asarray(np.round(np.interp(seconds, live, ref) + before + after), np.int64)
+        first_s, line = self._line
+        at = seconds - first_s
+        inside = np.minimum(np.maximum(at, 0), len(line) - 1)
+        return np.asarray(line[inside] + (at - inside))
 
     @cached_property
-    def _points(self) -> NDArray[np.float64]:
-        """Cells of the paths [2, n]: stream seconds, reference seconds."""
-        return np.array(self.points, np.float64).T
+    def _line(self) -> tuple[int, NDArray[np.int64]]:
+        """The first stream second of the paths, and the reference second that they give for it and each after it."""
+        live, ref = np.array(self.points).T
+        seconds = np.arange(live[0], live[-1] + 1)
+        return int(live[0]), np.round(np.interp(seconds, live, ref)).astype(np.int64)
 
 
 @dataclass(slots=True)
@@ -288,35 +291,43 @@ class Stitcher:
         )
 
     def _marked(self, view: SegmentView, others: list[SegmentView]) -> SegmentView:
-        for other in others:
-            if (
-                other.reference == view.reference
-                and other.start != view.start
-                and (other.total_weight, other.start) > (view.total_weight, view.start)
-                and self._mirrors(view, other)
-            ):
+        """The view, marked where it is an echo; one of the same seconds is looked for first, as that is soon told."""
+        stronger = [
+            other
+            for other in others
+            if other.reference == view.reference
+            and other.start != view.start
+            and (other.total_weight, other.start) > (view.total_weight, view.start)
+        ]
+        half = 0.5 * (view.live_end_s - view.live_start_s)
+        shared = [
+            min(view.live_end_s, other.live_end_s) - max(view.live_start_s, other.live_start_s) for other in stronger
+        ]
+        beside = (other for other, seconds in zip(stronger, shared, strict=True) if seconds >= half)
+        earlier = (other for other, seconds in zip(stronger, shared, strict=True) if -EXPLAIN_S <= seconds < half)
+        for other in beside:
+            start, end = max(view.live_start_s, other.live_start_s), min(view.live_end_s, other.live_end_s)
+            if self._looks_alike(view, other, range(int(start), int(end))):
+                return replace(view, echo_of=other.start)
+        for other in earlier:
+            seconds = range(int(view.live_start_s), int(view.live_end_s))
+            if self._explains(other, view) and self._looks_alike(view, other, seconds):
                 return replace(view, echo_of=other.start)
         return view
 
-    def _mirrors(self, view: SegmentView, stronger: SegmentView) -> bool:
-        """Whether `stronger`, gone on along its own line, shows what `view` shows, on seconds that look the same."""
-        start, end = max(view.live_start_s, stronger.live_start_s), min(view.live_end_s, stronger.live_end_s)
-        rows = self._reference_rows(view.reference)
-        if end - start >= 0.5 * (view.live_end_s - view.live_start_s):
-            seconds = np.arange(int(start), int(end))
-        elif start - end <= EXPLAIN_S and self._explains(stronger, view, rows):
-            seconds = np.arange(int(view.live_start_s), int(view.live_end_s))
-        else:
-            return False
-        theirs = stronger.columns(seconds)
+    def _looks_alike(self, view: SegmentView, stronger: SegmentView, seconds: range) -> bool:
+        """Whether `stronger`, gone on along its own line, shows in these seconds what `view` shows."""
+        rows, lives = self._reference_rows(view.reference), np.arange(seconds.start, seconds.stop)
+        theirs = stronger.columns(lives)
         inside = (theirs >= 0) & (theirs < len(rows))
         if not inside.any():
             return False
-        alike = np.einsum("ij,ij->i", rows[view.columns(seconds)[inside]], rows[theirs[inside]])
+        alike = np.einsum("ij,ij->i", rows[view.columns(lives)[inside]], rows[theirs[inside]])
         return float(alike.mean()) >= self.scoring.echo_similarity
 
-    def _explains(self, stronger: SegmentView, view: SegmentView, rows: ReferenceRows) -> bool:
+    def _explains(self, stronger: SegmentView, view: SegmentView) -> bool:
         """Whether the seconds of `view` match about as well where `stronger` would be by then."""
+        rows = self._reference_rows(view.reference)
         seen = {
             s: row
             for s in range(int(view.live_start_s), int(view.live_end_s))
