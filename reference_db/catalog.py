@@ -19,7 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -51,6 +51,7 @@ from reference_db.tables import (
     row_of,
     salvage,
     select,
+    tally_of,
     tally_problem,
 )
 from reference_db.thumbnails import packed_thumbnails, thumbnail_in
@@ -71,6 +72,8 @@ class Contents:
     references: tuple[Reference, ...]  # those that may be searched, sorted by id
     damaged: dict[ReferenceId, str]  # those that may not, each with what is wrong
     problem: str | None  # what is wrong with the catalogue beyond that: rows are gone
+    # The hash of all that: a library put back from a backup may come to a known generation by another way.
+    tally: str = field(default="", compare=False)
 
 
 class Catalog:
@@ -149,6 +152,10 @@ class Catalog:
         """A number that grows with every change; -1 while it is damaged."""
         return generation_of(self._select("library"))
 
+    def tally(self) -> str:
+        """A word that changes with every change; empty while it is damaged, and where there is no library yet."""
+        return tally_of(self._select("library"))
+
     def contents(self) -> Contents:
         """All that is there, as of one moment: the references, the damaged among them, and whether rows are gone."""
         library, rows, quarantine = self._read()
@@ -159,7 +166,7 @@ class Catalog:
             elif row[0] not in damaged:
                 references.append(reference_of(row))
         problem = tally_problem(library, rows, quarantine)
-        return Contents(generation_of(library), tuple(references), damaged, problem)
+        return Contents(generation_of(library), tuple(references), damaged, problem, tally_of(library))
 
     def references(self) -> tuple[Reference, ...]:
         """All references that may be searched, sorted by id; `contents` tells the damaged ones."""

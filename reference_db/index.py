@@ -181,6 +181,7 @@ class IndexKeeper:
         self._parts: list[Part] = []
         self._damaged: dict[Key, str] = {}  # references whose features were found damaged
         self._current: ReferenceIndex | None = None
+        self._made_of = (0, "")  # generation and tally of the catalogue that the current index was made of
         self._is_whole = False  # whether the current generation has all that the catalogue had
 
     def refresh(self) -> ReferenceIndex:
@@ -190,7 +191,8 @@ class IndexKeeper:
         """
         was_there = self._current is not None and self._current.generation != 0
         with self._lock, Catalog.open(self._data_dir, must_exist=was_there) as catalog:
-            if self._current is not None and self._is_whole and catalog.generation() == self._current.generation:
+            of_now = (catalog.generation(), catalog.tally())
+            if self._current is not None and self._is_whole and of_now == self._made_of:
                 return self._current
             contents = self._contents(catalog)
             if self._current is None and _n_rows(contents.references) > self._exact_rows:
@@ -298,6 +300,13 @@ class IndexKeeper:
         damaged |= {r.id: self._damaged[key_of(r)] for r in contents.references if key_of(r) in self._damaged}
         references = [reference for reference in contents.references if key_of(reference) in held]
         generation = contents.generation if self._is_whole or self._current is None else self._current.generation
+        if 0 <= contents.generation < self._made_of[0]:
+            logger.warning(
+                "the library went back from generation %d to %d, as by a backup; what it has no more is not searched",
+                self._made_of[0],
+                contents.generation,
+            )
+        self._made_of = (contents.generation, contents.tally)
         self._source.keep_open({key_of(reference) for reference in references})
         self._current = ReferenceIndex(references, generation, self._parts, self._source, damaged)
         return self._current

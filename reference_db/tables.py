@@ -132,6 +132,11 @@ def generation_of(library: list[Row]) -> int:
     return int(library[0][0]) if is_right(library[0]) else -1
 
 
+def tally_of(library: list[Row]) -> str:
+    """The hash of the library's row; empty where there is none or it is damaged."""
+    return str(library[0][-1]) if library and is_right(library[0]) else ""
+
+
 def tally_problem(library: list[Row], rows: list[Row], quarantine: list[Row]) -> str | None:
     """What is wrong with the catalogue that no row of a reference tells by itself."""
     if not library and not rows:

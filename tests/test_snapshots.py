@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from monitor import snapshots
 from monitor.alerting.alerts import ENDED, STARTED, UPDATED, Alert, Gap
 from monitor.compute import Models
 from monitor.errors import SnapshotRefused
@@ -145,3 +146,12 @@ def test_another_shape_or_stamp_is_refused_and_its_notes_can_still_be_read() -> 
         assert refused.value.notes == {"position": {"offset": 5}}
     with pytest.raises(SnapshotRefused, match="the most"):
         unpack(_One, content + bytes(MAX_BYTES), {"model": "a"})
+
+
+def test_a_snapshot_of_a_newer_version_is_refused_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(snapshots, "__version__", "99.0")
+        content = pack(_One(7, np.zeros(3, np.float32)), {"model": "a"}, {"position": {"offset": 5}})
+    with pytest.raises(SnapshotRefused, match=r"its version is 99\.0, not ") as refused:
+        unpack(_One, content, {"model": "a"})
+    assert refused.value.notes == {"position": {"offset": 5}}

@@ -55,7 +55,7 @@ class Station:
     def contents(self) -> Contents:
         """What the library holds; read anew when it has changed."""
         with self._reading, self.catalog() as catalog:
-            generation = catalog.generation()
-            if self._contents is None or generation < 0 or self._contents.generation != generation:
+            tally = catalog.tally()
+            if self._contents is None or not tally or self._contents.tally != tally:
                 self._contents = catalog.contents()
             return self._contents

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from reference_db.feature_rows import FeatureFolder
 from reference_db.index import Hits, IndexKeeper, ReferenceIndex
 from reference_db.part_files import PartFiles
 from reference_db.parts import CodedPart, FlatPart
+from tests.chaos.storage import Ack, in_child
 from tests.reference_db.test_catalog import some_reference
 
 LENGTH = 150
@@ -289,6 +291,79 @@ def test_reindexing_learns_anew_and_finds_the_same_copies(tmp_path: Path) -> Non
     assert keeper(tmp_path).refresh().parts[0].keys == index.parts[0].keys
     with PartFiles(tmp_path / "index", "enc-1").locked(), pytest.raises(CatalogLocked):
         kept.reindex()
+
+
+REBUILT_AT = [
+    *(("fsync", n) for n in (1, 2, 3)),
+    *(("rename", n) for n in (1, 2)),
+    *(("write", n) for n in (1, 2, 5, 20)),
+    ("unlink", 1),
+]
+
+
+def killed_while_reindexing(folder: Path, call: str, n: int) -> bool:
+    def work(data_dir: Path, ack: Ack) -> None:
+        keeper(data_dir).reindex()
+        ack()
+
+    return in_child(work, folder, ["-f", "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={n}"]).killed
+
+
+@pytest.mark.parametrize(("call", "n"), REBUILT_AT)
+def test_an_index_whose_making_was_killed_leaves_the_old_one_or_is_the_new_one(
+    eight: Path, tmp_path: Path, call: str, n: int
+) -> None:
+    folder = tmp_path / "library"
+    shutil.copytree(eight, folder)
+    before = found(keeper(folder).refresh(), *range(8))
+    old = PartFiles(folder / "index", "enc-1").read()
+    add(folder, 8)  # so that the new one is another
+    assert killed_while_reindexing(folder, call, n)
+    left = PartFiles(folder / "index", "enc-1").read()
+    assert old is not None
+    assert left is not None, "there is no index any more"
+    assert len(left.keys) in (len(old.keys), len(old.keys) + 1)
+    index = keeper(folder).refresh()
+    assert [row[0] for row in found(index, *range(8))] == [row[0] for row in before]
+    assert {row[0][0] for row in found(index, 8)} == {"film-8"}
+    again = keeper(folder).reindex()
+    assert len(again.parts) == 1
+    assert len(list((folder / "index").glob("main.*.faiss"))) == 1  # nothing of the killed one stays
+
+
+def test_a_library_put_back_from_a_backup_is_taken_as_it_is_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, backup = tmp_path / "library", tmp_path / "backup"
+    add(folder, 1, 2)
+    shutil.copytree(folder, backup)
+    kept = keeper(folder)
+    add(folder, 3)
+    newer = kept.refresh()
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
+    older = kept.refresh()
+    assert [reference.id for reference in older.references] == ["film-1", "film-2"]
+    assert f"went back from generation {newer.generation} to {older.generation}" in caplog.text
+    add(folder, 4)  # the generation that film 3 had, with another film
+    index = kept.refresh()
+    assert index.generation == newer.generation
+    assert {row[0][0] for row in found(index, 4)} == {"film-4"}
+
+
+def test_a_library_put_back_between_two_looks_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    folder, backup = tmp_path / "library", tmp_path / "backup"
+    add(folder, 1)
+    shutil.copytree(folder, backup)
+    kept = keeper(folder)
+    add(folder, 2)
+    generation = kept.refresh().generation
+    shutil.rmtree(folder)
+    shutil.copytree(backup, folder)
+    add(folder, 3)
+    index = kept.refresh()
+    assert index.generation == generation
+    assert [reference.id for reference in index.references] == ["film-1", "film-3"]
 
 
 def test_only_one_process_merges_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
