@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 Say = Callable[[str], None]
+MOST_MEMORY_MB = 1024  # of this process, in which the sources of `streams` live: more than that, and one keeps too much
 Part = dict[str, Any]  # figures; `wrong` says how often a promise was broken, `caught` whether a wrong writer was seen
 
 
@@ -67,19 +68,33 @@ def streams(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     from tests.chaos import corpus, hostile, streams
 
     parts: dict[str, Part] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for repeat in range(args.repeats):
-            stories = {**streams.STORIES, **(streams.LONG_STORIES if repeat == 0 and not args.short else {})}
-            for name, figures in streams.run(stories, Path(folder) / "studio", args.at_once).items():
-                parts[name if args.repeats == 1 else f"{name} #{repeat + 1}"] = figures
-                say(f"{name}: {json.dumps(figures)}")
-    say("bad media")
-    parts["bad media"] = corpus.run(corpus.sample_of(args.seed, args.cases))
-    say(f"  {json.dumps(parts['bad media'])}")
-    say("hostile addresses")
-    parts["hostile addresses"] = hostile.run()
-    say(f"  {json.dumps(parts['hostile addresses'])}")
+
+    def tell(name: str, figures: Part) -> None:
+        say(f"{name}: {json.dumps(figures)}")
+
+    for repeat in range(args.repeats):
+        stories = {**streams.STORIES, **(streams.LONG_STORIES if repeat == 0 and not args.short else {})}
+        chosen = {name: story for name, story in stories.items() if args.only in name}
+        if chosen:
+            with tempfile.TemporaryDirectory() as folder:
+                told = streams.run(chosen, Path(folder) / "studio", args.at_once, tell)
+            parts |= told if args.repeats == 1 else {f"{name} #{repeat + 1}": one for name, one in told.items()}
+    if args.only in "bad media":
+        parts["bad media"] = corpus.run(corpus.sample_of(args.seed, args.cases))
+        tell("bad media", parts["bad media"])
+    if args.only in "hostile addresses":
+        parts["hostile addresses"] = hostile.run()
+        tell("hostile addresses", parts["hostile addresses"])
+    most_mb = _most_memory_mb()
+    parts["memory"] = {"most_mb": most_mb, "wrong": int(most_mb > MOST_MEMORY_MB)}
+    tell("memory", parts["memory"])
     return parts
+
+
+def _most_memory_mb() -> int:
+    """The most that this process had at once, decoders apart."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
 
 
 def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
@@ -131,10 +146,9 @@ def serve(args: argparse.Namespace, say: Say) -> dict[str, Part]:
 
     stories = {name: story for name, story in serving.STORIES.items() if args.only in name}
     with tempfile.TemporaryDirectory() as folder:
-        parts = serving.run(stories, Path(folder), args.at_once)
-    for name, figures in parts.items():
-        say(f"{name}: {json.dumps(figures)}")
-    return parts
+        return serving.run(
+            stories, Path(folder), args.at_once, lambda name, figures: say(f"{name}: {json.dumps(figures)}")
+        )
 
 
 def web(args: argparse.Namespace, say: Say) -> dict[str, Part]:
@@ -167,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     channels.add_argument("--repeats", type=int, default=1, help="times that every story is told")
     channels.add_argument("--at-once", type=int, default=8, help="stories that happen at the same time")
     channels.add_argument("--cases", type=int, default=10**6, help="bad files to try; all there are by default")
+    channels.add_argument("--only", default="", help="parts whose name has these words")
     channels.add_argument("--short", action="store_true", help="without the stories that take minutes")
     channels.set_defaults(run=streams)
     process = commands.add_parser("serve", help="a running monitor and its machine; needs root, strace and faketime")

@@ -111,11 +111,17 @@ class Watching:
 
 @contextmanager
 def watching(
-    url: str, name: str = "ch", *, mode: str = "exact", patience: Patience = HASTY, metrics: Metrics | None = None
+    url: str,
+    name: str = "ch",
+    *,
+    mode: str = "exact",
+    patience: Patience = HASTY,
+    metrics: Metrics | None = None,
+    pictures: bool = True,
 ) -> Iterator[Watching]:
     metrics = metrics or Metrics(CollectorRegistry())
     settings = ChannelSettings.model_validate({"name": name, "url": url, "mode": mode})
-    watched = Watching(LiveSource(settings, metrics, patience=patience), metrics)
+    watched = Watching(LiveSource(settings, metrics, patience=patience), metrics, pictures=pictures)
     try:
         yield watched
     finally:

@@ -1,4 +1,4 @@
-"""Decodes files by the decoding child's own code, one after the other; a line of JSON for each. See corpus.py."""
+"""Decodes what the requests on stdin name by the decoding child's own code; a line of JSON for each. See corpus.py."""
 
 import json
 import resource
@@ -13,16 +13,15 @@ from reference_db.decoder import MEMORY_BYTES, Answer, Records
 
 
 def main() -> None:
-    alarm_s, *paths = sys.argv[1:]
+    alarm_s, requests = sys.argv[1], json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     av.logging.set_level(None)
     records = Records(sys.stderr.buffer)
-    for path in paths:
+    for request in requests:
         signal.alarm(int(alarm_s))  # ends the process: nothing else would end FFmpeg
         began = time.monotonic()
-        request = {"url": path, "live": False, "mode": "exact", "allow": [], "no_video_s": 10.0}
-        answer = Answer(request, records)
+        answer = Answer({**request, "allow": [], "no_video_s": 10.0}, records)
         try:
             for _ in answer.records():
                 pass

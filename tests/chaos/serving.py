@@ -257,16 +257,24 @@ STORIES: dict[str, Callable[[House, Path], Figures]] = {
 }
 
 
-def run(stories: dict[str, Callable[[House, Path], Figures]], folder: Path, at_once: int) -> dict[str, dict[str, Any]]:
-    """Tells the stories, several at once; `wrong` is 1 where one did not go as it should."""
+def run(
+    stories: dict[str, Callable[[House, Path], Figures]],
+    folder: Path,
+    at_once: int,
+    say: Callable[[str, dict[str, Any]], None],
+) -> dict[str, dict[str, Any]]:
+    """Tells the stories, several at once; `wrong` is 1 where one did not go as it should. `say` hears as each ends."""
     house = build_house(folder)
 
     def tell(name: str) -> dict[str, Any]:
-        place = folder / re.sub(r"\W+", "-", name)
+        place, began = folder / re.sub(r"\W+", "-", name), time.monotonic()
+        told: dict[str, Any]
         try:
-            return {**{key: round(value, 1) for key, value in stories[name](house, place).items()}, "wrong": 0}
+            told = {**{key: round(value, 1) for key, value in stories[name](house, place).items()}, "wrong": 0}
         except Exception as error:  # a story that could not be told is as bad as one that went wrong
-            return {"wrong": 1, "error": f"{type(error).__name__}: {error}"[:2000]}
+            told = {"wrong": 1, "error": f"{type(error).__name__}: {error}"[:2000]}
+        say(f"{name} ({time.monotonic() - began:.0f} s)", told)
+        return told
 
     with ThreadPoolExecutor(max_workers=at_once) as pool:
         return dict(zip(stories, pool.map(tell, stories), strict=True))

@@ -436,17 +436,30 @@ LONG_STORIES: dict[str, Callable[[Studio], Figures]] = {
 }
 
 
-def run(stories: dict[str, Callable[[Studio], Figures]], folder: Path, at_once: int) -> dict[str, dict[str, Any]]:
-    """Tells the stories, several at once, beside a witness; `wrong` is 1 where one did not go as it should."""
+def run(
+    stories: dict[str, Callable[[Studio], Figures]],
+    folder: Path,
+    at_once: int,
+    say: Callable[[str, dict[str, Any]], None] = lambda name, figures: None,
+) -> dict[str, dict[str, Any]]:
+    """Tells the stories, several at once, beside a witness; `wrong` is 1 where one did not go as it should.
+
+    `say` hears of each as it ends.
+    """
     studio, told = Studio(folder), dict[str, dict[str, Any]]()
 
     def tell(name: str) -> None:
+        began = time.monotonic()
         try:
             told[name] = {**{key: round(value, 1) for key, value in stories[name](studio).items()}, "wrong": 0}
         except Exception as error:  # a story that could not be told is as bad as one that went wrong
             told[name] = {"wrong": 1, "error": f"{type(error).__name__}: {error}"[:400]}
+        say(f"{name} ({time.monotonic() - began:.0f} s)", told[name])
 
-    with on_air(Air(studio.clip, LENGTH_S)) as web, watching(f"http://127.0.0.1:{web.port}/x.ts", "witness") as witness:
+    with (
+        on_air(Air(studio.clip, LENGTH_S)) as web,
+        watching(f"http://127.0.0.1:{web.port}/x.ts", "witness", pictures=False) as witness,
+    ):
         witness.wait_for_more()
         with ThreadPoolExecutor(max_workers=at_once) as pool:
             list(pool.map(tell, stories))
@@ -454,4 +467,5 @@ def run(stories: dict[str, Callable[[Studio], Figures]], folder: Path, at_once: 
         missed = sum(n for _, n, _ in witness.holes)
         wrong = int(missed > 0 or len(witness.epochs) > 1)
         told["witness"] = {"seconds": len(witness.samples), "missed_s": missed, "wrong": wrong}
+        say("witness", told["witness"])
     return told
