@@ -48,6 +48,11 @@ class Metrics:
             ["channel", "state"],
             registry=registry,
         )
+        self.channels_held_back = Gauge(
+            "copywatch_channels_held_back",
+            "Channels that are not watched yet because memory is nearly used up.",
+            registry=registry,
+        )
         # These four are moved by ingest/ledger.py and scraped together: received = processed + dropped + waiting.
         self.moving = threading.Lock()
         self.frames_received = Counter(

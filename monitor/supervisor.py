@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import timedelta
 from functools import partial
@@ -29,6 +32,7 @@ from monitor.ingest.live import LiveSource
 from monitor.ingest.sources import FileSource, Source
 from monitor.kafka.fleet import KafkaSink, follow_alerts
 from monitor.logs import channel_logs
+from monitor.memory import Memory, memory_limits
 from monitor.metrics import Metrics
 from monitor.notify import feed_watchdog, notify
 from monitor.pipeline import Library, Watch, run_stream
@@ -48,6 +52,10 @@ logger = logging.getLogger(__name__)
 RELOAD_S = 1.0  # how often the configuration is looked at
 FLUSH_S = 5.0  # sinks have so long to take the last alerts when the monitor stops
 FIRST_RESTART_S, LAST_RESTART_S = 1.0, 30.0
+MEMORY_SHARE = 0.95  # of what may be used; beyond it no channel is begun
+CHANNEL_BYTES = 100 << 20  # of memory that a channel takes, decoder and all, by `scripts/bench.py channels`
+SETTLING_S = 30.0  # after which it has taken it
+ADMIT_S = 2.0  # how often it is asked whether there is room again
 
 
 def open_source(channel: ChannelSettings, metrics: Metrics, *, real_time: bool = True) -> Source:
@@ -191,18 +199,26 @@ async def serve(
 
 
 class Roster:
-    """The channels that are being watched; each has a source and a task, and none touches another."""
+    """The channels that are being watched; each has a source and a task, and none touches another.
+
+    While memory is nearly used up no channel is begun, but for the first; those that run go on.
+    """
 
     def __init__(
         self,
         tasks: asyncio.TaskGroup,
         watch: Callable[[ChannelSettings], tuple[Source, Coroutine[None, None, None]]],
         metrics: Metrics,
+        limits: Callable[[], list[Memory]] = memory_limits,
     ) -> None:
         self._tasks = tasks
         self._watch = watch
         self._metrics = metrics
+        self._limits = limits
         self._watched: dict[str, tuple[ChannelSettings, Source, asyncio.Task[None]]] = {}
+        self._begun: deque[float] = deque()  # when the youngest channels began
+        self._held_back: list[ChannelSettings] = []
+        self._admitting: asyncio.Task[None] | None = None
 
     async def update(self, wanted: list[ChannelSettings]) -> None:
         """Stops what is no longer wanted, to the last word on its alerts, then starts what is new; the rest goes on."""
@@ -212,10 +228,35 @@ class Roster:
         for name in gone:
             del self._watched[name]
             self._metrics.forget(name)
-        for channel in wanted:
-            if channel.name not in self._watched:
-                source, watching = self._watch(channel)
-                self._watched[channel.name] = channel, source, self._tasks.create_task(watching)
+        self._held_back = [channel for channel in wanted if channel.name not in self._watched]
+        self._admit()
+        if self._held_back and (self._admitting is None or self._admitting.done()):
+            logger.warning("memory is nearly used up: %d channels wait for room", len(self._held_back))
+            self._admitting = self._tasks.create_task(self._keep_admitting())
+        elif not self._held_back and self._admitting is not None:
+            self._admitting.cancel()
+
+    def _admit(self) -> None:
+        """Begins those for which there is memory."""
+        while self._held_back and (self._room() > 0 or not self._watched):
+            channel = self._held_back.pop(0)
+            source, watching = self._watch(channel)
+            self._watched[channel.name] = channel, source, self._tasks.create_task(watching)
+            self._begun.append(time.monotonic())
+        self._metrics.channels_held_back.set(len(self._held_back))
+
+    def _room(self) -> int:
+        """How many more channels the memory has room for; one that has just begun has not taken its share yet."""
+        while self._begun and time.monotonic() - self._begun[0] > SETTLING_S:
+            self._begun.popleft()
+        left_bytes = min((memory.left_bytes(MEMORY_SHARE) for memory in self._limits()), default=math.inf)
+        return int(min(left_bytes / CHANNEL_BYTES, 1e6)) - len(self._begun)
+
+    async def _keep_admitting(self) -> None:
+        while self._held_back:
+            await asyncio.sleep(ADMIT_S)
+            self._admit()
+        logger.info("every channel is watched")
 
     @property
     def channels(self) -> list[ChannelSettings]:

@@ -32,6 +32,9 @@ OPEN_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 10.0  # FFmpeg's own, for one packet of a
 MEMORY_BYTES = 2 << 30  # of address space; an 8K stream's reference pictures fit
 # Where the trusted certificates are, for the protocols in which FFmpeg checks them.
 CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
+# Of live streams: FFmpeg reads 20 pictures to learn how many come in a second, 4 s of a channel that shows 5; its clock
+# tells as much from a few.
+LIVE_OPTIONS = {"fpsprobesize": "4"}
 # Of HLS: begin at the newest segment, fetch one after the other; the gateway and the formats decide what is opened.
 HLS_OPTIONS = {
     "live_start_index": "-1",
@@ -131,6 +134,7 @@ class Answer:
             path = url.partition("://")[2] if self._live else url
             _check_file(path)
             return "file:" + os.path.abspath(path), options
+        options |= LIVE_OPTIONS
         if scheme in ("http", "https"):
             from reference_db.gateway import Gateway
 

@@ -149,13 +149,14 @@ class LivePlaylist:
         self.frozen_at: int | None = None
         self.missing: set[int] = set()
         self.discontinuity: int | None = None
+        self.less = 0  # taken from every number, as by a packager that begins to count anew
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
         newest = self.frozen_at if self.frozen_at is not None else int(self._air.at_s) // self._segment_s - 1
         if request.path == "/live.m3u8":
             body = self._playlist(max(0, newest - 2), newest).encode()
         else:
-            number = int(request.path.removeprefix("/s").removesuffix(".ts"))
+            number = int(request.path.removeprefix("/s").removesuffix(".ts")) + self.less
             if number > newest or number in self.missing:
                 request.send_error(404)
                 return
@@ -167,9 +168,9 @@ class LivePlaylist:
 
     def _playlist(self, first: int, last: int) -> str:
         lines = ["#EXTM3U", "#EXT-X-VERSION:3", f"#EXT-X-TARGETDURATION:{self._segment_s}"]
-        lines += [f"#EXT-X-MEDIA-SEQUENCE:{first}"]
+        lines += [f"#EXT-X-MEDIA-SEQUENCE:{first - self.less}"]
         for number in range(first, last + 1):
             if number == self.discontinuity:
                 lines.append("#EXT-X-DISCONTINUITY")
-            lines += [f"#EXTINF:{self._segment_s},", f"s{number}.ts"]
+            lines += [f"#EXTINF:{self._segment_s},", f"s{number - self.less}.ts"]
         return "\n".join(lines) + "\n"

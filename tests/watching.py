@@ -88,6 +88,12 @@ class Watching:
         self.wait(lambda: len(self.samples) >= wanted, f"{n} more seconds")
 
     @property
+    def pid(self) -> int:
+        """Of the decoder; 0 before there is one."""
+        child = self.source._child
+        return 0 if child is None else child.pid
+
+    @property
     def seconds(self) -> list[int]:
         return [sample.second for sample in self.samples]
 

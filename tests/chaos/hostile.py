@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from types import TracebackType
@@ -17,6 +18,7 @@ from reference_db.addresses import Reach
 from reference_db.gateway import Gateway
 from tests.air import WebServer
 
+AT_ONCE = 8  # visits; most wait for a name that nobody knows
 # Ways to write this host.
 HOSTS = (
     *(
@@ -140,6 +142,11 @@ def addresses(port: int) -> list[str]:
     return [one.replace("{port}", str(port)) for one in shapes]
 
 
+def _visit(link: str) -> None:
+    with suppress(OSError, ValueError):
+        urllib.request.urlopen(link, timeout=20).close()
+
+
 def run() -> dict[str, Any]:
     """Tries them all as lines of a playlist, as keys, and as redirects. `wrong` is how often the canary was reached."""
     with Canary() as canary:
@@ -160,7 +167,6 @@ def run() -> dict[str, Any]:
             else:  # a line that names nothing but another file of the same server
                 request.send_error(404)
 
-        n_direct = 0
         with WebServer(answer) as web:
             base = f"http://127.0.0.1:{web.port}"
             gateway = Gateway(f"{base}/live.m3u8", Reach.of(f"{base}/live.m3u8"))
@@ -168,9 +174,8 @@ def run() -> dict[str, Any]:
                 lines = reply.read().decode("utf-8", "replace").splitlines()
             links = [word for line in lines for word in line.split('"') if "://" in word]
             links += [gateway.local(f"{base}/to/{n}") for n in range(len(plain))]
-            for link in links:
-                n_direct += not link.startswith(f"http://127.0.0.1:{gateway.port}/")
-                with suppress(OSError, ValueError):
-                    urllib.request.urlopen(link, timeout=20).close()
+            n_direct = sum(not link.startswith(f"http://127.0.0.1:{gateway.port}/") for link in links)
+            with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+                list(pool.map(_visit, links))
     figures = {"addresses": len(urls), "tried": len(links), "reached": canary.visits, "not_replaced": n_direct}
     return {**figures, "wrong": canary.visits + n_direct}

@@ -8,24 +8,19 @@ not honest about what it missed; it returns its figures. The F-numbers are those
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
-import ssl
-import subprocess
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.air import PACKET, Air, LivePlaylist, WebServer, on_air
-from tests.chaos import clocks
-from tests.chaos.studio import Figures, Studio, sum_of
+from tests.air import Air, WebServer, on_air
+from tests.chaos import clocks, transports
+from tests.chaos.studio import Figures, Studio
 from tests.fault_proxy import FaultProxy
 from tests.watching import HASTY, LENGTH_S, watching
 
@@ -81,31 +76,6 @@ def unknown_host(studio: Studio) -> Figures:
         watched.wait_for_state("failed")
         watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="unreachable") >= 1, "retry")
         return {}
-
-
-def _answers(code: int, state: str) -> Callable[[Studio], Figures]:
-    def story(studio: Studio) -> Figures:
-        air, refuses = Air(studio.clip, LENGTH_S), [True]
-
-        def answer(request: BaseHTTPRequestHandler) -> None:
-            if refuses[0]:
-                request.send_error(code)
-                return
-            request.send_response(200)
-            request.end_headers()
-            for piece in air.pieces():
-                request.wfile.write(piece)
-
-        with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/x.ts", f"http-{code}") as watched:
-            watched.wait_for_state(state)
-            watched.wait(lambda: sum_of(watched, "copywatch_reconnects_total") >= 2, "two retries")
-            refuses[0] = False
-            healed = time.monotonic()
-            watched.wait_for_state("up")
-            watched.wait_for_more()
-            return {"back_s": time.monotonic() - healed}
-
-    return story
 
 
 def larger_picture(studio: Studio) -> Figures:
@@ -198,17 +168,20 @@ def gone_for_long(studio: Studio) -> Figures:
 def killed(studio: Studio, times: int = 1) -> Figures:
     """kill -9 of the decoder: it is started again at once, and what it costs is its own start."""
     with studio.channel("killed") as story:
-        watched = story.watched
+        watched, back_s = story.watched, 0.0
         for _ in range(times):
-            before = len(watched.samples)
-            os.kill(watched.source._child.pid, signal.SIGKILL)  # type: ignore[union-attr]
-            watched.wait(lambda n=before: len(watched.samples) >= n + 3, "seconds after the kill")  # type: ignore[misc]
+            pid, killed_at = watched.pid, time.monotonic()
+            os.kill(pid, signal.SIGKILL)
+            watched.wait(lambda old=pid: watched.pid not in (0, old), "another decoder")  # type: ignore[misc]
+            watched.wait_for_more(1)  # of the new one
+            back_s = max(back_s, time.monotonic() - killed_at)
+            watched.wait_for_more(2)
         assert watched.value("copywatch_reconnects_total", reason="crashed") == times
         assert len(watched.epochs) == 1
         missed = max((n for _, n, _ in watched.holes), default=0)
         # 2 s; more only where this machine needed more to start a decoder at all
         assert missed <= max(2.0, story.start_s), (missed, story.start_s)
-        return {"missed_s": missed, "start_s": story.start_s}
+        return {"back_s": back_s, "missed_s": missed, "start_s": story.start_s}
 
 
 def crash_loop(studio: Studio) -> Figures:
@@ -230,82 +203,6 @@ def crash_loop(studio: Studio) -> Figures:
         return {"kills": len(killed_pids)}
 
 
-def _playlist(what: str) -> Callable[[Studio], Figures]:
-    def story(studio: Studio) -> Figures:
-        air = Air(studio.clip, LENGTH_S)
-        playlist = LivePlaylist(air)
-        with WebServer(playlist.answer) as web, watching(f"http://127.0.0.1:{web.port}/live.m3u8", what) as watched:
-            time.sleep(5)  # real time: the air goes on until a playlist has its first segments
-            watched.wait_for_state("up")
-            watched.wait_for_more()
-            now = int(air.at_s) // 2
-            if what == "frozen-playlist":
-                playlist.frozen_at = now
-                watched.wait_for_state("stalled")
-                playlist.frozen_at = None
-                watched.wait_for_state("up")
-            elif what == "missing-segments":
-                playlist.missing = {now + 1, now + 2}
-            elif what == "splice":
-                playlist.discontinuity = now + 2
-                watched.wait(lambda: air.at_s > 2 * (now + 2), "splice")
-                air.jump_s += 1000.0
-            watched.wait_for_more(6)
-            if what == "splice":
-                watched.wait(lambda: len(watched.epochs) == 2, "second epoch")
-            else:
-                assert len(watched.epochs) == 1
-            return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
-
-    return story
-
-
-def _datagrams(loss: float) -> Callable[[Studio], Figures]:
-    """UDP where some datagrams are lost, some come twice and some too late."""
-
-    def story(studio: Studio) -> Figures:
-        air, over, luck = Air(studio.clip, LENGTH_S), threading.Event(), random.Random(5)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-
-        def send() -> None:
-            late: bytes | None = None
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
-                for piece in air.pieces():
-                    for start in range(0, len(piece), 7 * PACKET):
-                        datagram = piece[start : start + 7 * PACKET]
-                        fate = luck.random()
-                        if late is not None:
-                            out.sendto(late, ("127.0.0.1", port))
-                            late = None
-                        if fate < loss:
-                            continue
-                        if fate < loss + 0.02:
-                            late = datagram
-                            continue
-                        for _ in range(2 if fate < loss + 0.04 else 1):
-                            out.sendto(datagram, ("127.0.0.1", port))
-                    if over.is_set():
-                        return
-
-        thread = threading.Thread(target=send)
-        thread.start()
-        try:
-            patience = replace(HASTY, no_progress_s=10)
-            with watching(f"udp://127.0.0.1:{port}", f"loss{100 * loss:.0f}", patience=patience) as watched:
-                watched.wait_for_more(12)
-                missed = sum(n for _, n, _ in watched.holes)
-                damaged = watched.value("copywatch_damaged_pictures_total")
-                assert damaged > 0 or missed > 0 or loss < 0.05
-                return {"seconds": len(watched.samples), "missed_s": missed, "damaged": damaged}
-        finally:
-            over.set()
-            thread.join()
-
-    return story
-
-
 def stopped(studio: Studio) -> Figures:
     """A decoder that gets no processor at all is as good as dead, and replaced."""
     with studio.channel("stopped") as story:
@@ -317,79 +214,6 @@ def stopped(studio: Studio) -> Figures:
         story.watched.wait_for_more()
         assert len(story.watched.epochs) == 1
         return {"missed_s": sum(n for _, n, _ in story.watched.holes)}
-
-
-SELF_SIGNED, EXPIRED = 18, 10  # OpenSSL's numbers for what is wrong with a certificate
-
-
-def untrusted(studio: Studio) -> Figures:
-    """A certificate that nobody vouches for: an error, never a fall-back."""
-    assert _refused_by_tls(*_certificate(studio.folder, "untrusted", days=2)) == SELF_SIGNED
-    return {}
-
-
-def expired(studio: Studio) -> Figures:
-    """A certificate that would be trusted if its time were not over."""
-    context, public = _certificate(studio.folder, "expired", days=-1)
-    os.environ["SSL_CERT_FILE"] = str(public)  # trusted by the decoders that begin from now on
-    try:
-        assert _refused_by_tls(context, public) == EXPIRED
-    finally:
-        del os.environ["SSL_CERT_FILE"]
-    return {}
-
-
-def _certificate(folder: Path, name: str, days: int) -> tuple[ssl.SSLContext, Path]:
-    """A server's side of TLS, and the certificate: of its own making, good for so many days."""
-    key, request, public = (folder / f"{name}-{what}.pem" for what in ("key", "request", "certificate"))
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-    ask: list[str | Path] = [
-        "req",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-keyout",
-        key,
-        "-out",
-        request,
-        "-subj",
-        "/CN=here",
-    ]
-    sign: list[str | Path] = [
-        "x509",
-        "-req",
-        "-in",
-        request,
-        "-signkey",
-        key,
-        "-extfile",
-        folder / "names",
-        "-days",
-        str(days),
-    ]
-    for command in (ask, [*sign, "-out", public]):
-        subprocess.run(["openssl", *command], check=True, capture_output=True)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(public, key)
-    return context, public
-
-
-def _refused_by_tls(context: ssl.SSLContext, public: Path) -> int:
-    """OpenSSL's number for what is wrong with the certificate; a channel does not take it either."""
-    asked: list[str] = []
-    with (
-        WebServer(lambda request: asked.append(request.path), context) as web,
-        watching(f"https://127.0.0.1:{web.port}/x.ts", public.stem) as watched,
-    ):
-        watched.wait_for_state("failed")
-        watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="untrusted") >= 1, "retry")
-        assert asked == []
-        with socket.create_connection(("127.0.0.1", web.port)) as plain:
-            try:
-                ssl.create_default_context().wrap_socket(plain, server_hostname="127.0.0.1").close()
-            except ssl.SSLCertVerificationError as error:
-                return error.verify_code
-    return 0
 
 
 # fault -> story
@@ -404,19 +228,20 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F37 gone for long": gone_for_long,
     "F38 no headers": no_headers,
     "F39 unknown host": unknown_host,
-    "F40 401": _answers(401, "denied"),
-    "F40 403": _answers(403, "denied"),
-    "F40 404": _answers(404, "denied"),
-    "F40 503": _answers(503, "failed"),
-    "F41 untrusted certificate": untrusted,
-    "F41 expired certificate": expired,
+    "F40 401": transports.answers(401, "denied"),
+    "F40 403": transports.answers(403, "denied"),
+    "F40 404": transports.answers(404, "denied"),
+    "F40 503": transports.answers(503, "failed"),
+    "F41 untrusted certificate": transports.untrusted,
+    "F41 expired certificate": transports.expired,
     "F42 one wrap": clocks.one_wrap,
     "F43 jump back": clocks.jump(-3600.0),
     "F44 jump forward": clocks.jump(3600.0),
     "F45 no times": clocks.vanished_times,
-    "F46 splice": _playlist("splice"),
-    "F47 frozen playlist": _playlist("frozen-playlist"),
-    "F47 missing segments": _playlist("missing-segments"),
+    "F46 splice": transports.playlist("splice"),
+    "F47 frozen playlist": transports.playlist("frozen-playlist"),
+    "F47 numbers anew": transports.playlist("numbers-anew"),
+    "F47 missing segments": transports.playlist("missing-segments"),
     "F48 other size": larger_picture,
     "F49 other codec": other_codec,
     "F50 sound alone": sound_alone,
@@ -424,14 +249,15 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F51 frozen": _impaired("frozen"),
     "F51 held is not frozen": held_is_not_frozen,
     "F52 variable rate": clocks.variable_rate,
-    "F54 datagrams lost, 1 %": _datagrams(0.01),
-    "F54 datagrams lost, 5 %": _datagrams(0.05),
-    "F54 datagrams lost, 20 %": _datagrams(0.20),
+    "F54 datagrams lost, 1 %": transports.datagrams(0.01),
+    "F54 datagrams lost, 5 %": transports.datagrams(0.05),
+    "F54 datagrams lost, 20 %": transports.datagrams(0.20),
     "F55 recording as live": clocks.recording_as_live,
     "F61 no processor": stopped,
 }
 # Minutes of computing, so not part of the tests.
 LONG_STORIES: dict[str, Callable[[Studio], Figures]] = {
+    "F15 decoder killed, 4 times": partial(killed, times=4),
     "F42 many wraps": clocks.many_wraps,
 }
 
