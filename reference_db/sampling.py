@@ -155,7 +155,7 @@ class Sampling:
         """The packets of the video; live, sound is listened to as well, since it may go on alone."""
         sound = self._container.streams.audio[:1] if self._live else ()
         last_at = time.monotonic()
-        for packet in self._container.demux(self._stream, *sound):
+        for packet in _to_the_end(self._container.demux(self._stream, *sound)):
             if _is_video(packet):
                 last_at = time.monotonic()
                 if packet.size:  # the last one is empty
@@ -264,6 +264,14 @@ def _pixels(picture: av.VideoFrame) -> bytes:
     if plane.line_size == row:
         return bytes(padded[: row * picture.height])
     return b"".join(padded[at : at + row] for at in range(0, picture.height * plane.line_size, plane.line_size))
+
+
+def _to_the_end(packets: "Iterator[av.Packet[Any]]") -> "Iterator[av.Packet[Any]]":
+    """The packets; where streams came up after the opening, PyAV trips over them at the end."""
+    try:
+        yield from packets
+    except IndexError:
+        return
 
 
 def _is_video(packet: "av.Packet[Any]") -> "TypeGuard[av.Packet[av.VideoStream]]":

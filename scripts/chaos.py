@@ -5,6 +5,7 @@
     scripts/chaos.py --seed 7 --json storage
     scripts/chaos.py kafka                   a group of matchers: kills, zombies, storms, a broker that goes away
     scripts/chaos.py streams                 channels: faults of streams, bad media, hostile addresses
+    scripts/chaos.py matching                any stream, cut and restarted anywhere, against its whole matrix
     scripts/chaos.py serve                   a running monitor: kills, full and failing disks, no files, clocks
     scripts/chaos.py web                     the API: ten thousand calls that nobody would think of
 
@@ -16,7 +17,9 @@ import argparse
 import json
 import logging
 import os
+import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -161,6 +164,25 @@ def web(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     return parts
 
 
+def matching(args: argparse.Namespace, say: Say) -> dict[str, Part]:
+    """Streams that nobody would think of: what each tells, cut and restarted anywhere, against its whole matrix."""
+    began, place = time.monotonic(), Path(__file__).parents[1]
+    options = ["-q", "-x", "--timeout=0", f"--hypothesis-seed={args.seed}", "--hypothesis-show-statistics"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "tests/matching/test_streaming.py", "-k", "whole_matrix"],
+        env={**os.environ, "PYTHONPATH": str(place), "COPYWATCH_TEST_EXAMPLES": str(args.examples)},
+        cwd=place,
+        capture_output=True,
+        text=True,
+    )
+    passed = [int(found) for found in re.findall(r"(\d+) passing", run.stdout)]
+    figures = {"examples": max(passed, default=0), "took_s": round(time.monotonic() - began)}
+    if run.returncode:
+        say(run.stdout)
+    say(f"streaming property: {json.dumps(figures)}")
+    return {"streaming property": {**figures, "wrong": int(run.returncode != 0 or figures["examples"] < args.examples)}}
+
+
 def broken(parts: dict[str, Part]) -> list[str]:
     """What did not go as promised; a control that nobody noticed is as bad as a promise that was broken."""
     return [name for name, part in parts.items() if bool(part["wrong"]) != name.startswith("control: ")]
@@ -188,6 +210,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     process.add_argument("--at-once", type=int, default=3, help="stories that happen at the same time")
     process.add_argument("--only", default="", help="stories whose name has these words")
     process.set_defaults(run=serve)
+    properties = commands.add_parser("matching", help="the property that matters most, by many examples")
+    properties.add_argument("--examples", type=int, default=20_000)
+    properties.set_defaults(run=matching)
     matchers = commands.add_parser("kafka", help="a group of matchers on a broker")
     matchers.add_argument("--kills", type=int, default=200, help="of matchers, in all")
     matchers.add_argument("--kills-each", type=int, default=15, help="of matchers, in one trial")

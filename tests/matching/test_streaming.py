@@ -7,6 +7,7 @@ reads the whole matrix of each band at once, aligns it by `oracles.align_planned
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
@@ -29,6 +30,7 @@ from reference_db.index import ReferenceIndex
 from tests import oracles
 from tests.planted_air import BEGAN, quick_maps, quick_tile
 
+EXAMPLES = int(os.environ.get("COPYWATCH_TEST_EXAMPLES", "20"))  # `scripts/chaos.py matching` tries 20,000
 MATCHING = Matching(refines=False, scoring=Scoring(echo_similarity=2.0))
 WIDTHS = {ReferenceId("a"): 60, ReferenceId("b"): 26}
 FIRST_COLUMN = {ReferenceId("a"): 0, ReferenceId("b"): 60}
@@ -313,7 +315,7 @@ def seen(view: SegmentView) -> tuple[object, ...]:
     return (view.reference, view.start, *spans, view.score, view.n_live, paths)
 
 
-@settings(max_examples=20, deadline=None, print_blob=True)
+@settings(max_examples=EXAMPLES, deadline=None, print_blob=True)
 @given(stream=streams(), shape=SHAPES, data=st.data())
 def test_a_stream_gives_the_segments_of_its_whole_matrix(stream: Stream, shape: Shape, data: st.DataObject) -> None:
     restarts = data.draw(st.sets(st.integers(1, len(stream.cells) - 1), max_size=4))
