@@ -104,6 +104,7 @@ class _Second:
     think: Callable[[NDArray[np.float32], bool], Thought[Any]]
     done: asyncio.Future[Any]
     encoded: Encoded | None = None
+    keep: Callable[[Any], Any] | None = None
     thought: Thought[Any] | None = None
     tiles: list[SimilarityTile] = field(default_factory=list)
     outcome: Any = None
@@ -125,6 +126,17 @@ class _Second:
             self.outcome, self.thought = end.value, None
         except Exception as error:  # it is this channel's own; those beside it go on
             self.error, self.thought = error, None
+
+    def kept(self) -> bool:
+        """Has the outcome looked at once more; whether that made another of it."""
+        if self.keep is None or self.error is not None:
+            return False
+        before = self.outcome
+        try:
+            self.outcome = self.keep(before)
+        except Exception as error:
+            self.error = error
+        return self.outcome is not before
 
     def settle(self) -> None:
         """Tells who waits, in the loop."""
@@ -148,10 +160,18 @@ class Lane:
         """Whether this picture was the last to be encoded."""
         return self.last is not None and self.last[0] is frame.picture
 
-    async def second(self, frame: Frame, think: Callable[[NDArray[np.float32], bool], Thought[T]]) -> T:
-        """What `think` comes to, given the frame's feature row and whether it carries information."""
+    async def second(
+        self,
+        frame: Frame,
+        think: Callable[[NDArray[np.float32], bool], Thought[T]],
+        keep: Callable[[T], T] | None = None,
+    ) -> T:
+        """What `think` comes to, given the frame's feature row and whether it carries information.
+
+        `keep` may add a snapshot to it: in the same turn, since each way to the thread and back costs the loop.
+        """
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        return await self._worked(_Second(self, frame, think, done), done)
+        return await self._worked(_Second(self, frame, think, done, keep=keep), done)
 
     async def encoded(self, encoded: Encoded, think: Callable[[NDArray[np.float32], bool], Thought[T]]) -> T:
         """The same for a second that was encoded elsewhere."""
@@ -223,6 +243,7 @@ class Compute:
         try:
             self._encode(seconds)
             self._match(seconds)
+            self._keep(seconds)
         except Exception as error:  # encoder or network failed: each channel is told, and none waits for ever
             for second in seconds:
                 second.error = second.error or error
@@ -252,6 +273,12 @@ class Compute:
                 second.go_on(maps[used : used + n])
                 used += n
         self._observe("match", began, len(seconds))
+
+    def _keep(self, seconds: list[_Second]) -> None:
+        for second in seconds:
+            began = time.perf_counter()
+            if second.kept():
+                self._observe("snapshot", began, 1)
 
     def _observe(self, stage: str, began: float, n: int) -> None:
         """Times a stage: what it took for each of n."""

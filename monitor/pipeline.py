@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -356,71 +356,77 @@ class _Matching:
         self._position: Position = {}
         self._kept_at = time.monotonic()
         self._newest_s = 0
+        self._heard_at: float | None = time.monotonic()  # the newest sample; None where silence ends nothing (more)
+        self._at_work = asyncio.Lock()  # a sample, or the end of an epoch
 
     async def run(self) -> MonitorError | CatalogError | None:
         """What broke the source, if anything did; what was seen until then is matched to its end all the same."""
         error = None
-        try:
-            # Closed in turn: the source's thread has ended when it is opened again.
-            async with aclosing(self._source.samples()) as samples, aclosing(_or_silence(samples, SILENCE_S)) as heard:
-                async for sample in heard:
-                    if sample is None:
-                        await self._end_epoch(self._position)
-                        continue
-                    outcome = await self._second(sample)
-                    self._newest_s, self._position = outcome.second, sample.position
-                    await self._put(outcome)
-        except (MonitorError, CatalogError) as broken:
-            error = broken
+        async with asyncio.TaskGroup() as tasks:
+            listening = tasks.create_task(self._end_silent())
+            try:
+                # Closed in turn: the source's thread has ended when it is opened again.
+                async with aclosing(self._source.samples()) as samples:
+                    async for sample in samples:
+                        async with self._at_work:
+                            await self._take(sample)
+            except (MonitorError, CatalogError) as broken:
+                error = broken
+            async with self._at_work:
+                listening.cancel()
         if not self._is_paused():
             await self._end_epoch(self._position if error else {**self._position, "ended": True})
         elif self._position:
-            await self._put(Outcome(self._newest_s, [], datetime.now(UTC)), keep=True)
+            await self._put(await self._with_snapshot(Outcome(self._newest_s, [], datetime.now(UTC))))
         await self._outcomes.put(None)
         return error
 
-    async def _second(self, sample: Sample) -> Outcome:
+    async def _take(self, sample: Sample) -> None:
+        keep = partial(self._kept, sample.position) if self._keeps_state else None
         try:
-            outcome = await self._lane.second(sample.frame, partial(self._watch.second, sample))
+            outcome = await self._lane.second(sample.frame, partial(self._watch.second, sample), keep)
         except BaseException as failed:
             self._ledger.dropped("stopped" if isinstance(failed, asyncio.CancelledError) else "failed")
             raise
         self._ledger.processed()
         self._lag.set((datetime.now(UTC) - sample.arrived_at).total_seconds())
-        return outcome
+        self._newest_s, self._position = outcome.second, sample.position
+        await self._put(outcome)
+        self._heard_at = None if sample.epoch.began_at is None else time.monotonic()
+
+    async def _end_silent(self) -> None:
+        """Ends what was on air once a stream with a clock of its own has been silent for too long. Never returns."""
+        while True:
+            heard_at = time.monotonic() if self._heard_at is None else self._heard_at
+            await asyncio.sleep(heard_at + SILENCE_S - time.monotonic())
+            async with self._at_work:
+                if self._heard_at is not None and time.monotonic() - self._heard_at >= SILENCE_S:
+                    self._heard_at = None  # once is enough
+                    await self._end_epoch(self._position)
 
     async def _end_epoch(self, position: Position) -> None:
         last = await self._compute.run("match", self._watch.finish)
         self._position = position
-        await self._put(Outcome(self._newest_s, last, datetime.now(UTC)), keep=True)
+        await self._put(await self._with_snapshot(Outcome(self._newest_s, last, datetime.now(UTC))))
 
-    async def _put(self, outcome: Outcome, keep: bool = False) -> None:
-        """Hands the outcome on; with a snapshot where it tells something, or where it is time for one."""
-        due = keep or outcome.alerts or time.monotonic() - self._kept_at >= KEEP_EVERY_S
-        if due and self._keeps_state:
-            self._kept_at = time.monotonic()
-            content = await self._compute.run("snapshot", self._watch.snapshot, self._position)
-            outcome = replace(outcome, snapshot=content)
-        await self._outcomes.put(outcome)
+    def _kept(self, position: Position, outcome: Outcome) -> Outcome:
+        """The outcome with a snapshot where it tells something, or where it is time for one; in the worker thread."""
+        if not outcome.alerts and time.monotonic() - self._kept_at < KEEP_EVERY_S:
+            return outcome
+        self._kept_at = time.monotonic()
+        return replace(outcome, snapshot=self._watch.snapshot(position))
 
+    async def _with_snapshot(self, outcome: Outcome) -> Outcome:
+        if not self._keeps_state:
+            return outcome
+        self._kept_at = time.monotonic()
+        content = await self._compute.run("snapshot", self._watch.snapshot, self._position)
+        return replace(outcome, snapshot=content)
 
-async def _or_silence(samples: AsyncGenerator[Sample, None], patience_s: float) -> AsyncGenerator[Sample | None, None]:
-    """The samples, and None once whenever a stream with a clock of its own was silent for so long."""
-    has_clock = True
-    while True:
-        coming = asyncio.ensure_future(anext(samples, None))
-        try:
-            while not (await asyncio.wait({coming}, timeout=patience_s if has_clock else None))[0]:
-                has_clock = False  # once is enough
-                yield None
-            sample = coming.result()
-        finally:
-            coming.cancel()
-            await asyncio.wait({coming})
-        if sample is None:
-            return
-        has_clock = sample.epoch.began_at is not None
-        yield sample
+    async def _put(self, outcome: Outcome) -> None:
+        """Hands the outcome on, if there is anything in it."""
+        if outcome.alerts or outcome.snapshot is not None:
+            await self._outcomes.put(outcome)
 
 
 async def _deliver(
@@ -428,8 +434,7 @@ async def _deliver(
 ) -> None:
     while (outcome := await outcomes.get()) is not None:
         count_news(channel, outcome, metrics)
-        if outcome.alerts or outcome.snapshot is not None:
-            await deliveries.put(Letter(channel, outcome.alerts, outcome.snapshot))
+        await deliveries.put(Letter(channel, outcome.alerts, outcome.snapshot))
         delay_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
         for _ in outcome.alerts:
             metrics.alert_delay.observe(delay_s)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from reference_db.gateway import Gateway
 
 OPEN_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 10.0  # FFmpeg's own, for one packet of any stream; the watchdog backs them
+RECORD_BYTES = 1 << 18  # a picture's record is written at once: each write wakes the parent
 MEMORY_BYTES = 2 << 30  # of address space; an 8K stream's reference pictures fit
 # Where the trusted certificates are, for the protocols in which FFmpeg checks them.
 CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
@@ -48,7 +49,7 @@ HLS_OPTIONS = {
 
 def main() -> None:
     """Answers one request; the process ends with it."""
-    out = Records(os.fdopen(os.dup(1), "wb"))
+    out = Records(os.fdopen(os.dup(1), "wb", RECORD_BYTES))
     os.dup2(2, 1)  # whatever prints must not print into the records
     request = json.load(sys.stdin)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -80,7 +81,8 @@ class Records:
             with self._lock:
                 self._out.write(RECORD.pack(kind, len(body)))
                 self._out.write(body)
-                self._out.flush()
+                if kind != b"K":  # which says nothing that cannot wait for the next
+                    self._out.flush()
         except BrokenPipeError:
             os._exit(0)  # nobody is reading any more
 

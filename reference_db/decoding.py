@@ -47,6 +47,10 @@ CHILD_ENVIRONMENT = (
 )
 
 
+# Pictures come and go; memory that glibc gave back in between would be zeroed anew for each.
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
+
+
 class DecodingChild:
     """A decoder in a process of its own; iterate `frames()` in one thread, `kill()` it from any.
 
@@ -76,7 +80,7 @@ class DecodingChild:
         self._stderr = bytearray()
         self._unread = bytearray()
         environment = {name: os.environ[name] for name in CHILD_ENVIRONMENT if name in os.environ}
-        environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1"}
+        environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1", **KEEPS_MEMORY}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "reference_db.decoder"],
             stdin=subprocess.PIPE,
@@ -90,6 +94,9 @@ class DecodingChild:
         assert self._process.stderr
         self._out, self._err = self._process.stdout.fileno(), self._process.stderr.fileno()
         fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._poll = select.poll()
+        self._poll.register(self._out, select.POLLIN)
+        self._poll.register(self._err, select.POLLIN)
         request = {"url": url, "live": live, "mode": mode, "allow": list(allow), "parent": os.getpid()}
         request["no_video_s"] = 0.8 * no_progress_s  # so that the child, which knows why, speaks first
         try:
@@ -173,11 +180,8 @@ class DecodingChild:
             logger.warning("%s: %s", self.name, sentence)
 
     def _read(self, n_bytes: int, deadline: float, patience_s: float) -> bytes:
-        poll = select.poll()
-        poll.register(self._out, select.POLLIN)
-        poll.register(self._err, select.POLLIN)
         while len(self._unread) < n_bytes:
-            ready = {fd for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
+            ready = {fd for fd, _ in self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
             if not ready:
                 self._process.kill()
                 raise self._failed("stalled", f"{self.name} gave no picture for {patience_s:g} s.")
@@ -185,13 +189,14 @@ class DecodingChild:
                 words = os.read(self._err, STDERR_BYTES)
                 self._stderr = (self._stderr + words)[-STDERR_BYTES:]
                 if not words:
-                    poll.unregister(self._err)
+                    self._poll.unregister(self._err)
             if self._out in ready:
                 part = os.read(self._out, PIPE_BYTES)
                 if not part:
                     raise self._ended()
                 self._unread += part
-        taken = bytes(self._unread[:n_bytes])
+        with memoryview(self._unread) as unread:
+            taken = bytes(unread[:n_bytes])
         del self._unread[:n_bytes]
         return taken
 

@@ -75,10 +75,9 @@ class Courier:
                         if time.monotonic() - purged_at > PURGE_S:
                             await self._on_disk(self.webhooks.purge, self._keep_days)
                             purged_at = time.monotonic()
-                        await self._on_disk(self._owe_reviews)
                         busy = {id: set(held) for id, held in self._busy.items()}
-                        due = await self._on_disk(self.webhooks.due, time.time(), busy, AT_ONCE)
-                        self._metrics.webhooks_waiting.set(await self._on_disk(self.webhooks.n_waiting))
+                        due, n_waiting = await self._on_disk(self._look, busy)
+                        self._metrics.webhooks_waiting.set(n_waiting)
                     except MonitorError as error:
                         logger.error("%s; webhooks wait", error)
                         due = []
@@ -114,6 +113,11 @@ class Courier:
         finally:
             self._busy[endpoint.id].discard(delivery.n)
             self._news.set()
+
+    def _look(self, busy: dict[str, set[int]]) -> tuple[list[tuple[Endpoint, Delivery]], int]:
+        """What is due now, and how many messages wait."""
+        self._owe_reviews()
+        return self.webhooks.due(time.time(), busy, AT_ONCE), self.webhooks.n_waiting()
 
     def _owe_reviews(self) -> None:
         """Reviews are no events of the outbox: they are read from the desk, once each, from where we stopped."""

@@ -29,7 +29,7 @@ from monitor.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-GATHER_S = 0.2  # letters without alerts are in no hurry: those of other channels may join them
+GATHER_S = 0.5  # letters without alerts are in no hurry: those of other channels may join them
 BATCH = 100  # events handed to a sink at once
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0  # of a sink
 REOPEN_S = 5.0  # between two tries to use a disk that failed
@@ -140,7 +140,7 @@ class Post:
             for _, done in letters:
                 if not done.done():
                     done.set_result(None)
-            await self._count()
+            self._metrics.outbox_unsaved.set(len(self._unsaved))
 
     async def _write(self, letters: list[Letter]) -> None:
         if self._failed_at is not None and time.monotonic() - self._failed_at < REOPEN_S:
@@ -150,7 +150,7 @@ class Post:
         unsaved = list(self._unsaved)
         held = [Letter(u.channel, [u.alert], taken={(u.alert.id, u.alert.seq): frozenset(u.taken)}) for u in unsaved]
         try:
-            await self._on_disk(self._outbox.write, [*held, *self._late_snapshots.values(), *letters], taken)
+            owed = await self._on_disk(self._written, [*held, *self._late_snapshots.values(), *letters], taken)
         except OutboxFailed as error:
             self._fail(error)
             self._hold(letters)
@@ -161,8 +161,18 @@ class Post:
             self._unsaved.popleft()
         for sink, numbers in taken.items():
             self._taken[sink] -= numbers
+        for sink, n in owed.items():
+            self._metrics.outbox_owed.labels(sink).set(n)
         if unsaved or any(letter.alerts for letter in letters):
             self._ring()
+
+    def _written(self, letters: list[Letter], taken: Mapping[str, set[int]]) -> dict[str, int]:
+        """How many events each sink is owed once these are on disk."""
+        self._outbox.write(letters, taken)
+        try:
+            return self._outbox.n_owed()
+        except OutboxFailed:
+            return {}  # what was written is; the next write tells
 
     def _hold(self, letters: list[Letter]) -> None:
         """Keeps in memory what the disk did not take."""
@@ -192,15 +202,6 @@ class Post:
     def _ring(self) -> None:
         for event in self._news.values():
             event.set()
-
-    async def _count(self) -> None:
-        self._metrics.outbox_unsaved.set(len(self._unsaved))
-        if self._failed_at is None:
-            try:
-                for sink, n in (await self._on_disk(self._outbox.n_owed)).items():
-                    self._metrics.outbox_owed.labels(sink).set(n)
-            except OutboxFailed as error:
-                self._fail(error)
 
     async def _purge_for_ever(self) -> None:
         while True:
@@ -238,6 +239,8 @@ class Post:
             for one in unsaved:
                 one.taken.add(name)
             self._something.set()
+            if len(alerts) < BATCH:
+                await self._wait_for(news)  # that was all there was
 
     async def _next(self, name: str) -> tuple[list[tuple[int, Alert]], list[_Unsaved]]:
         """What this sink takes next: from disk, or from memory while the disk fails."""

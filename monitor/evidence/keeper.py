@@ -37,6 +37,7 @@ from reference_db.feature_rows import ReferenceRows
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 256  # pictures and events that may wait for the thread; 50 MB where the disk hangs
+TOGETHER = 32  # pictures that are in no hurry: they wait for each other, or for an alert
 NEAR_S = 5  # a picture farther than this from the second it stands for is named
 LOOK_S = 300.0  # between two walks over all folders: other processes write there too
 LOW_PRIORITY = 10  # a nice value
@@ -120,7 +121,8 @@ class EvidenceKeeper:
             self._waiting.append(work)
             if is_picture:
                 self._pictures.append(work)
-            self._changed.notify_all()
+            if not is_picture or len(self._pictures) % TOGETHER == 0:
+                self._changed.notify_all()
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from reference_db.errors import CatalogError
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+IDLE_S = 1.0  # while nobody listens only the board is kept up
 LISTENERS = 200  # at once
 QUEUE = 256  # events that wait for one listener; beyond, it is dropped
 MISSED = 10_000  # events that who comes back is told at most; the list of alerts has the rest
@@ -43,12 +45,13 @@ class Events:
         self._queues: set[asyncio.Queue[ServerSentEvent | None]] = set()
         self._at = self._reviewed = 0  # the newest alert event and review that were told
         self._generation = -1
+        self._is_behind = True  # nobody listens, so nothing is read
+        self._reading = threading.Lock()
 
     async def run(self) -> None:
         try:
-            await asyncio.to_thread(self._begin)
             while True:
-                await asyncio.sleep(POLL_S)
+                await asyncio.sleep(POLL_S if self._queues else IDLE_S)
                 for event in await asyncio.to_thread(self._news):
                     self.publish(event)
         finally:
@@ -70,14 +73,14 @@ class Events:
             queue.get_nowait()
         queue.put_nowait(None)
 
-    async def listen(self, after: int | None) -> AsyncIterator[ServerSentEvent]:
-        """What was missed, then what happens."""
+    async def listen(self, after: int) -> AsyncIterator[ServerSentEvent]:
+        """What was missed after this event, then what happens."""
         queue: asyncio.Queue[ServerSentEvent | None] = asyncio.Queue(QUEUE)  # when full, its listener is dropped
         self._queues.add(queue)
         try:
             yield ServerSentEvent(comment="welcome", retry=2000)
             last = self._at
-            at = last if after is None else max(after, last - MISSED)
+            at = max(after, last - MISSED)
             while at < last:
                 missed = await asyncio.to_thread(self._told_after, at, min(BATCH, last - at))
                 for one in missed:
@@ -96,15 +99,28 @@ class Events:
     def n_listeners(self) -> int:
         return len(self._queues)
 
-    def _begin(self) -> None:
-        with suppress(OutboxFailed):
-            self._at = self._station.history.newest()
-        with suppress(MonitorError):
-            self._reviewed = max((one.n for one in self._station.desk.reviews(limit=10**9)), default=0)
+    def newest(self) -> int:
+        """The newest event, for who comes to listen. Where nobody did for a while, reading begins anew with it."""
+        with self._reading:
+            if not self._is_behind:
+                return self._at
+            with suppress(OutboxFailed):
+                self._at = self._station.history.newest()
+            with suppress(MonitorError):
+                self._reviewed = max((one.n for one in self._station.desk.reviews(limit=10**9)), default=0)
+            with suppress(CatalogError):
+                self._generation = self._station.contents().generation
+            self._is_behind = False
+            return self._at
 
     def _news(self) -> list[ServerSentEvent]:
         """What came since the last look; runs in a thread."""
         changed = self._board.changes()
+        with self._reading:
+            self._is_behind = not self._queues
+            return [] if self._is_behind else self._read(changed)
+
+    def _read(self, changed: set[str]) -> list[ServerSentEvent]:
         try:
             alerts = self._told_after(self._at, BATCH)
             self._at = max([self._at, *(int(event.id or 0) for event in alerts)])
@@ -158,7 +174,8 @@ def add_events(api: FastAPI, events: Events) -> None:
         """Server-sent events: alert.started, updated, ended, retracted, reviewed; channel; reference."""
         if events.n_listeners >= LISTENERS:
             raise Problem(429, f"{LISTENERS} listen already; try again later.", {"Retry-After": "10"})
-        since = int(last_event_id) if last_event_id else after
+        newest = await asyncio.to_thread(events.newest)  # before the answer begins: what comes from then on is told
+        since = int(last_event_id) if last_event_id else newest if after is None else after
         return EventSourceResponse(events.listen(since), ping=PING_S, send_timeout=SEND_S)
 
 
