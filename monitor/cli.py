@@ -218,6 +218,22 @@ def config_show(
         typer.echo(yaml.safe_dump(values, sort_keys=False, allow_unicode=True), nl=False)
 
 
+@config.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the configuration, by which editors complete and check what is typed."""
+    from monitor.settings import Settings
+
+    print_json(Settings.model_json_schema())
+
+
+@app.command("init")
+def init() -> None:
+    """Print a configuration to begin with: every setting with its default and its meaning."""
+    from monitor.commands.first import first_config
+
+    typer.echo(first_config(), nl=False)
+
+
 @app.command()
 def doctor(
     context: typer.Context,

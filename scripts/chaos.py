@@ -160,7 +160,11 @@ def web(args: argparse.Namespace, say: Say) -> dict[str, Part]:
 
     with tempfile.TemporaryDirectory() as folder:
         parts = {"generated calls": web.run(Path(folder), args.calls, args.seed)}
-    say(json.dumps(parts["generated calls"], indent=2))
+    told = parts["generated calls"]
+    statuses = ", ".join(f"{status}: {n}" for status, n in told["statuses"].items())
+    say(f"operations {told['operations']}, calls {told['calls']} ({statuses}), wrong {told['wrong']}")
+    for what in told["what"]:
+        say(f"  {what}")
     return parts
 
 
@@ -221,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     matchers.add_argument("--seconds", type=int, default=240, help="of each channel")
     matchers.set_defaults(run=kafka)
     api = commands.add_parser("web", help="the API")
-    api.add_argument("--calls", type=int, default=100, help="of each operation, in each of two or three ways")
+    api.add_argument("--calls", type=int, default=150, help="of each operation, in each of two or three ways")
     api.set_defaults(run=web)
     args = parser.parse_args(arguments)
     logging.disable(logging.CRITICAL)  # what the library says of each repair is not news here

@@ -156,6 +156,29 @@ def test_serve_without_channels_is_3(run: Run) -> None:
     assert "no channel is configured" in ended.err
 
 
+def test_init_prints_every_setting_with_its_default(run: Run, tmp_path: Path) -> None:
+    text = run("init").out
+    config = tmp_path / "copywatch.yaml"
+    config.write_text(text)
+    assert run("config", "check", "--config", config).out == f"{config}: right, 0 channels\n"  # as it stands
+    settings = re.findall(r"^# ( *(?:- )?[a-z_]+:.*)$", text.partition("\n\n")[2], re.M)  # below what it is about
+    config.write_text("\n".join(settings))
+    shown = json.loads(run("config", "show", "--json", "--config", config).out)
+    assert [one["name"] for one in shown.pop("channels")] == ["channel-5"]
+    default = json.loads(run("config", "show", "--json").out)
+    assert default.pop("channels") == []
+    assert shown == default
+
+
+def test_the_schema_knows_what_is_right_and_what_is_not(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text(run("config", "schema").out)
+    (tmp_path / "right.yaml").write_text("channels: [{name: a, url: 'http://192.0.2.1/'}]\nweb: {port: 9000}\n")
+    (tmp_path / "wrong.yaml").write_text("web: {prot: 9000}\n")
+    check = [sys.executable, "-m", "check_jsonschema", "--schemafile", "schema.json"]
+    codes = [subprocess.run([*check, name], cwd=tmp_path).returncode for name in ("right.yaml", "wrong.yaml")]
+    assert codes == [0, 1]
+
+
 def test_config_show_hides_credentials_and_says_what_is_in_force(run: Run, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("channels:\n  - {name: a, url: 'rtsp://u:hunter2@h/a'}\nweb: {port: 9}\n")
     shown = run("config", "show", "--config", "c.yaml")

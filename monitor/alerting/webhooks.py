@@ -263,6 +263,11 @@ class Webhooks:
         rows = self._file.rows("SELECT n FROM reached WHERE what = ?", (what,))
         return int(rows[0][0]) if rows else None
 
+    def outages(self) -> dict[str, int]:
+        """By channel, since when it is away, in seconds of the epoch, where that was told; noted as `down CHANNEL`."""
+        rows = self._file.rows("SELECT substr(what, 6), n FROM reached WHERE what GLOB 'down *' AND n > 0")
+        return {channel: int(since) for channel, since in rows}
+
     def ping(self, id: str) -> Delivery:
         """A test message, which is sent by who asked for it and tried once."""
         self.get(id)

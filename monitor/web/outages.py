@@ -44,12 +44,12 @@ class Outages:
             return
         now, states = int(time.time()), self._board.states()
         self._since = {name: self._since.get(name, now) for name, state in states.items() if state in DOWN}
+        told = self._webhooks.outages()
         for name, state in states.items():
-            told = self._webhooks.reached(f"down {name}") or 0
-            if state in DOWN and not told and now - self._since[name] >= self._patience_s:
+            if state in DOWN and name not in told and now - self._since[name] >= self._patience_s:
                 self._tell(CHANNEL_DOWN, name, state, self._since[name])
-            elif state in UP and told:
-                self._tell(CHANNEL_UP, name, state, told)
+            elif state in UP and name in told:
+                self._tell(CHANNEL_UP, name, state, told[name])
 
     def _tell(self, event: str, name: str, state: str, since: int) -> None:
         data = {"channel": name, "state": state, "down_since": rfc3339(datetime.fromtimestamp(since, UTC))}

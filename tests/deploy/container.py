@@ -163,7 +163,7 @@ class Box:
     def _inside(self, command: Sequence[str]) -> str:
         user, group = self.recipe.word("USER").split(":")
         drop = ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs"]
-        drop += ["--bounding-set=-all", "--inh-caps=-all"]
+        drop += ["--bounding-set=-all", "--inh-caps=-all", "--pdeathsig", "KILL"]  # unshare's own ends with the user
         variables = [f"{name}={value}" for name, value in self.recipe.environment.items()]
         place = ["env", "-i", f"--chdir={self.recipe.word('WORKDIR')}", *variables]
         root = str(self.folder / "root")

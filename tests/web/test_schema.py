@@ -24,7 +24,7 @@ def test_whatever_is_asked(serving: Serving, there: Mapping[str, Mapping[str, An
     done = call_everything(serving.address, there, CALLS)
     assert not done.wrong, "\n\n".join(done.wrong)
     assert set(done.operations) == {f"{method} {path}" for method, path in SCOPES}
-    assert done.n_calls > 2 * CALLS * len(SCOPES)
+    assert done.n_calls > CALLS * len(SCOPES)  # some can be called in one way only
     assert min(done.statuses[status] for status in (200, 201, 404, 422)) > 0, done.statuses
 
 

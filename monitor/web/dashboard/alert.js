@@ -104,6 +104,7 @@ export async function show(root, { id, signal }) {
   addEventListener(
     "shortcut",
     async (event) => {
+      if (event.detail === "e") save(alert);
       const decision = DECISIONS.find(([, , , letter]) => letter === event.detail)?.[0];
       if (!decision || !can("write")) return;
       const reviewed = await review(alert, decision);

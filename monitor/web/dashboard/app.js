@@ -29,6 +29,7 @@ const KEYS = [
   ["f", "false positive"],
   ["l", "licensed"],
   ["x", "choose the alert; then c, f and l are for all that are chosen"],
+  ["e", "export the alert that is open, as a zip"],
   ["Arrow keys", "move the cell in the similarity matrix"],
   ["?", "this list"],
 ];
