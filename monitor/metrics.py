@@ -206,7 +206,7 @@ class Metrics:
         )
         self.restores = Counter(
             "copywatch_restores_total",
-            "Channels that began with kept state, by what came of it: continued, refused.",
+            "Channels that began with kept state, by what came of it: continued, replayed from its records, refused.",
             ["channel", "result"],
             registry=registry,
         )

@@ -178,6 +178,10 @@ class Watch:
         """Ids of the alerts whose end is still to be told."""
         return self._book.open_alerts if self._book is not None else set()
 
+    def spans(self) -> list[range]:
+        """Stream seconds of every path that is open, or was until lately."""
+        return self._matcher.spans()
+
     def second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[Outcome]:
         """What one sample led to. Gives tiles and takes their maps, so that channels can share the network's calls."""
         alerts = self._enter(sample.epoch)

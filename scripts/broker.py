@@ -205,7 +205,7 @@ class Node:
             "controller.quorum.voters": f"1@{controller}",
             **more,
         }
-        properties["advertised.listeners"] = properties["listeners"]
+        properties.setdefault("advertised.listeners", properties["listeners"])
         properties["listeners"] += f",CONTROLLER://{controller}"
         self._properties.touch(mode=0o600)  # passwords may be among them
         self._properties.write_text("".join(f"{name}={value}\n" for name, value in properties.items()))

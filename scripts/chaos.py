@@ -104,7 +104,7 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     """A group of matchers on a real broker: what it tells in the end against an unbroken run."""
     from tests import broker
     from tests.chaos import kafka
-    from tests.dying_match import WRONG
+    from tests.dying_match import REFUSING, WRONG
 
     parts: dict[str, Part] = {}
 
@@ -130,6 +130,11 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
             run(
                 "broker away",
                 lambda seed: kafka.broker_faults(stage, seed, 4),
+                lambda trials: len(trials) >= args.rounds,
+            )
+            run(
+                "snapshots refused",
+                lambda seed: kafka.control(stage, seed, REFUSING),
                 lambda trials: len(trials) >= args.rounds,
             )
             run("rebalance storm", lambda seed: kafka.storm(stage, seed, 12), lambda trials: len(trials) >= args.rounds)

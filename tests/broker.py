@@ -24,6 +24,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 ROOT = Path(__file__).parents[1]
 NAMED = "COPYWATCH_TEST_KAFKA"
+LISTENERS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", "PROXIED")
 USER, PASSWORD = "alice", "pass-of-alice"
 PATIENCE_S = 120.0
 
@@ -48,13 +49,15 @@ class Broker:
 
     address: str
     folder: Path | None = None  # none: it was named, and is not ours to break
-    ports: Mapping[str, int] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
 
     # ---- breaking it
 
     def start(self) -> None:
         assert self.folder
         _script("start", "--data", str(self.folder), *_settings(self.folder, self.ports))
+        # It answers before it leads anything again: who asks too early is told of topics without leaders.
+        wait_for(lambda: run_now(self._with_admin(_has_leaders)), "the broker to lead its topics")
 
     def stop(self) -> None:
         """A clean end; what runs with it sees its connections closed."""
@@ -68,6 +71,13 @@ class Broker:
 
     def restart(self) -> None:
         self.stop()
+        self.start()
+
+    def move(self) -> None:
+        """Restarts it at another address."""
+        self.stop()
+        self.ports["PLAINTEXT"] = free_ports(1)[0]
+        self.address = f"127.0.0.1:{self.ports['PLAINTEXT']}"
         self.start()
 
     def send(self, number: int) -> None:
@@ -85,6 +95,11 @@ class Broker:
             pytest.skip(f"the broker that {NAMED} names is not ours to break or to ask for certificates")
 
     # ---- its other doors
+
+    def proxied(self) -> tuple[int, int]:
+        """Ports for a proxy: where clients are told that the broker is, and where it is."""
+        self._ours()
+        return self.ports["PROXY"], self.ports["PROXIED"]
 
     def door(self, protocol: str) -> str:
         """Where it answers by SSL, SASL_PLAINTEXT (mechanism PLAIN) or SASL_SSL (SCRAM-SHA-256)."""
@@ -140,7 +155,7 @@ class Broker:
         async def create(admin: AIOKafkaAdminClient) -> None:
             await admin.create_topics([topic])
             deadline = time.monotonic() + PATIENCE_S
-            while not await _has_leaders(admin, name):  # they are chosen a moment later
+            while not await _has_leaders(admin, [name]):  # they are chosen a moment later
                 assert time.monotonic() < deadline, f"topic {name} has no leaders"
                 await asyncio.sleep(0.02)  # between two questions to the broker
 
@@ -181,9 +196,12 @@ class Broker:
         return sorted(found, key=lambda record: (record.partition, record.offset))
 
 
-async def _has_leaders(admin: AIOKafkaAdminClient, topic: str) -> bool:
-    (found,) = await admin.describe_topics([topic])
-    return found["error_code"] == 0 and all(one["error_code"] == 0 for one in found["partitions"])
+async def _has_leaders(admin: AIOKafkaAdminClient, topics: list[str] | None = None) -> bool:
+    """Whether these topics have, or all."""
+    return all(
+        found["error_code"] == 0 and all(one["error_code"] == 0 for one in found["partitions"])
+        for found in await admin.describe_topics(topics)
+    )
 
 
 async def _ends(admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, topic: str) -> dict[TopicPartition, int]:
@@ -197,7 +215,7 @@ def begin(folder: Path) -> Broker:
     """A broker of our own in this folder, up."""
     folder.mkdir(parents=True, exist_ok=True)
     make_certificates(folder)
-    ports = dict(zip(("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), free_ports(4), strict=True))
+    ports = dict(zip((*LISTENERS, "PROXY"), free_ports(len(LISTENERS) + 1), strict=True))
     broker = Broker(f"127.0.0.1:{ports['PLAINTEXT']}", folder, ports)
     broker.start()
     _stop_when_we_are_gone(folder)
@@ -236,10 +254,16 @@ def session_broker(folder: Path) -> Broker:
 
 
 def _settings(folder: Path, ports: Mapping[str, int]) -> list[str]:
-    """Four listeners, each on its port; sessions may be shorter than Kafka likes, so that tests need not wait."""
+    """Listeners, each on its port; sessions may be shorter than Kafka likes, so that tests need not wait."""
     module = "org.apache.kafka.common.security"
+    told = {**ports, "PROXIED": ports["PROXY"]}  # a client of this door goes by way of a proxy there, if there is one
     properties = {
-        "listeners": ",".join(f"{protocol}://127.0.0.1:{port}" for protocol, port in ports.items()),
+        "listeners": ",".join(f"{name}://127.0.0.1:{ports[name]}" for name in LISTENERS),
+        "advertised.listeners": ",".join(f"{name}://127.0.0.1:{told[name]}" for name in LISTENERS),
+        "listener.security.protocol.map": ",".join(
+            f"{name}:{'PLAINTEXT' if name in ('CONTROLLER', 'PROXIED') else name}"
+            for name in ("CONTROLLER", *LISTENERS)
+        ),
         "group.min.session.timeout.ms": "500",
         "message.max.bytes": str(32 << 20),
         "ssl.keystore.type": "PEM",

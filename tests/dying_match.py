@@ -102,16 +102,27 @@ def forgets_state(_: IsNow) -> None:
 
 
 def tells_twice(_: IsNow) -> None:
-    """Begins anew wherever it takes over, in an epoch of its own making: an alert gets another id."""
+    """Begins anew wherever it takes over, in the middle of whatever is on: an alert gets another id."""
     restore = Channel.restore
 
-    def refusing(self: Channel, content: bytes, headers: Any) -> Any:
-        return restore(self, b"", headers)
+    def refusing(self: Channel, content: bytes, headers: Any, first: int) -> Any:
+        return restore(self, b"", [header for header in headers if header[0] != "start"], first)
+
+    Channel.restore = refusing  # type: ignore[method-assign]
+
+
+def refuses_snapshots(_: IsNow) -> None:
+    """Can go on from no snapshot, as one of another version can not: it reads again what it needs, and is right."""
+    restore = Channel.restore
+
+    def refusing(self: Channel, content: bytes, headers: Any, first: int) -> Any:
+        return restore(self, b"", headers, first)
 
     Channel.restore = refusing  # type: ignore[method-assign]
 
 
 WRONG: dict[str, Callable[[IsNow], None]] = {"keeps no state": forgets_state, "cannot restore": tells_twice}
+REFUSING = "refuses snapshots"
 
 
 def live(arguments: list[str], log: str, point: str, count: int, wrong: str) -> None:
@@ -123,7 +134,7 @@ def live(arguments: list[str], log: str, point: str, count: int, wrong: str) -> 
     for name in [name for name in os.environ if name.startswith("COPYWATCH_")]:
         del os.environ[name]
     if wrong:
-        WRONG[wrong](counted(1))
+        (WRONG | {REFUSING: refuses_snapshots})[wrong](counted(1))
     if point:
         POINTS[point](counted(count))
     cli.main(arguments)

@@ -15,13 +15,13 @@ TRICKLE_S = 0.5  # a byte each: enough to keep a socket's own time-out from firi
 
 
 class FaultProxy:
-    """Passes everything on to `port` until `fault` says otherwise, for connections that are open and for new ones."""
+    """Passes everything on to `target` until `fault` says otherwise, for connections that are open and for new ones."""
 
     def __init__(self, port: int) -> None:
         self.fault: Fault = "none"
         self.cut_after: int | None = None  # bytes of an answer, then the connection is closed
         self.n_connections = 0
-        self._target = port
+        self.target = port
         self._open = True
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -52,7 +52,7 @@ class FaultProxy:
 
     def _serve(self, client: socket.socket) -> None:
         try:
-            server = socket.create_connection(("127.0.0.1", self._target))
+            server = socket.create_connection(("127.0.0.1", self.target))
         except OSError:
             _reset(client)
             return

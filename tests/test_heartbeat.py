@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from monitor import heartbeat
@@ -22,3 +23,25 @@ def test_what_held_the_loop_up_is_still_told_when_it_is_over() -> None:
     lag_s = metrics.registry.get_sample_value("copywatch_event_loop_lag_seconds")
     assert lag_s is not None
     assert lag_s >= heartbeat.EVERY_S / 2
+
+
+def test_what_holds_the_loop_up_is_logged_while_it_lasts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(heartbeat, "STUCK_S", 0.2)
+
+    def a_call_that_blocks() -> None:
+        deadline = time.monotonic() + 30
+        while not caplog.records and time.monotonic() < deadline:
+            time.sleep(0.01)  # as nothing may do on the loop
+
+    async def held_up() -> None:
+        beating = asyncio.create_task(heartbeat.beat(Metrics(CollectorRegistry())))
+        await asyncio.sleep(0)  # it has begun to beat
+        a_call_that_blocks()
+        beating.cancel()
+
+    asyncio.run(held_up())
+    (told,) = caplog.records
+    assert "held up" in told.message
+    assert "a_call_that_blocks" in told.message

@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 
 LAST_S = 5.0  # that the last records may take when we stop
 GIVE_UP_S = 60.0  # without an answer, after which the client is made anew
+SILENT = "the broker does not take records (it does not answer)"
 PACKERS = 1  # threads that compress pictures or encode them
 
 
@@ -181,6 +182,8 @@ class Publisher:
                 if time.monotonic() > stop_at_s:
                     return False
             producer: AIOKafkaProducer | None = None
+            # The client tries again by itself, for as long as it is let, and says nothing meanwhile.
+            silent = asyncio.get_running_loop().call_later(ANSWER_S, self._tell, SILENT)
             try:
                 async with asyncio.timeout(GIVE_UP_S if stop_at_s is None else LAST_S):
                     producer = await self._ready()
@@ -190,6 +193,8 @@ class Publisher:
             except (KafkaError, OSError, TimeoutError) as error:
                 self._tell(f"the broker does not take records ({in_words(error)})")
                 await self._drop(producer)
+            finally:
+                silent.cancel()
             await wait_or(self._stop, retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -114,6 +114,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
         self._partitions: dict[TopicPartition, tuple[Partition, asyncio.Task[None]]] = {}
         self._parked: dict[TopicPartition, Partition] = {}
         self._moved_s = time.monotonic()  # when something came, or nothing was left to come
+        self._was_gone = False  # the topic was deleted; its partitions, once they are back, are others
 
     def close(self) -> None:
         self._readers.shutdown(wait=False, cancel_futures=True)
@@ -185,14 +186,29 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
         while True:
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    await consumer.topics()
-                self._tell(None)
+                    topics = await consumer.topics()
+                self._look_for_topic(topics)
             except (KafkaError, OSError, TimeoutError) as error:
                 self._tell(f"the broker does not answer ({in_words(error)})")
             patience_s = GIVE_UP_S + self._kafka.rebalance_timeout_s  # while partitions are spread nothing comes
             if time.monotonic() - self._moved_s > patience_s:
                 raise Unreachable(f"nothing came for {patience_s:.0f} s though there is something to read")
             await asyncio.sleep(ASK_EVERY_S)
+
+    def _look_for_topic(self, topics: Collection[str]) -> None:
+        if self._kafka.frames in topics:
+            self._tell(None)
+            self._renew()
+        else:
+            self._tell(f"the topic {self._kafka.frames} is gone; make it again, and reading goes on")
+            self._was_gone = True
+
+    def _renew(self) -> None:
+        """Has every partition of a topic that was made anew begin with its first record, once they are there."""
+        if self._was_gone and self._partitions:
+            self._was_gone = False
+            for partition, _ in self._partitions.values():
+                partition.renew()
 
     # --- polling -----------------------------------------------------------------------------------------------------
 
@@ -242,10 +258,11 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
                 partition.caught_up_s = None
             elif partition.caught_up_s is None:
                 partition.caught_up_s = time.monotonic()
-            name = str(frames.partition)
+            name, oldest_s = str(frames.partition), partition.oldest_s
             self._metrics.kafka_lag_records.labels(name).set(lag)
-            oldest_s = partition.oldest_s
-            self._metrics.kafka_lag_seconds.labels(name).set(0 if oldest_s is None else max(0.0, now_s - oldest_s))
+            if not lag or oldest_s is not None:  # else more is on its way, of an age that is not known yet
+                lag_s = max(0.0, now_s - oldest_s) if oldest_s is not None else 0.0
+                self._metrics.kafka_lag_seconds.labels(name).set(lag_s)
             is_stuck |= not partition.is_full and (lag > 0 or not is_fresh)
         if not is_stuck:
             self._moved_s = time.monotonic()
@@ -266,6 +283,7 @@ class Member(ConsumerRebalanceListener):  # type: ignore[misc]
             consumer.pause(frames)
             partition = self._parked.pop(frames, None) or self._new(frames)
             self._partitions[frames] = partition, asyncio.create_task(partition.run())
+        self._renew()
         parked, self._parked = self._parked, {}
         for frames, partition in parked.items():
             self._forget(frames)

@@ -67,6 +67,7 @@ class Partition:
         self.want: int | None = None  # where reading is to go on, until the poll loop has seen to it
         self.caught_up_s: float | None = None  # since when nothing is left to read
         self.next_offset = 0  # all before it is in the state
+        self._read_to = 0  # as far as it was ever read: it goes back where a channel's state was refused
         self._works = works
         self._kafka = works.settings.kafka
         self._readers = readers  # threads in which pictures are decoded
@@ -78,6 +79,7 @@ class Partition:
         self._producer: AIOKafkaProducer | None = None
         self._is_open = False
         self._skip: tuple[int, str] | None = None
+        self._is_renewed = False
         self._channels: dict[str, Channel] = {}
         self._shown: Shown = {}
         self._alerts: list[tuple[Alert, datetime]] = []  # to be told, with the arrival of what decided each
@@ -94,7 +96,12 @@ class Partition:
     def is_full(self) -> bool:
         """Whether it can take no more just now."""
         full = len(self._buffer) >= BUFFER_RECORDS or self._buffer_bytes >= BUFFER_BYTES
-        return full or not self._is_open or self._skip is not None
+        return full or not self._is_reading
+
+    @property
+    def _is_reading(self) -> bool:
+        """Whether what is read now is what is wanted."""
+        return self._is_open and self._skip is None and not self._is_renewed
 
     @property
     def oldest_s(self) -> float | None:
@@ -103,7 +110,7 @@ class Partition:
 
     def feed(self, records: Sequence[KafkaRecord]) -> None:
         """Takes what was read, unless reading is to go on elsewhere."""
-        if self.want is not None or not self._is_open or self._skip is not None:
+        if self.want is not None or not self._is_reading:
             return
         self._buffer.extend(records)
         self._buffer_bytes += sum(len(record.value or b"") for record in records)
@@ -112,6 +119,11 @@ class Partition:
     def skip(self, offset: int, reason: str) -> None:
         """Has reading go on at another offset; what lies before it is a gap."""
         self._skip = offset, reason
+        self._arrived.set()
+
+    def renew(self) -> None:
+        """Has reading begin at the first record: the topic was made anew, and offsets that are kept are of another."""
+        self._is_renewed = True
         self._arrived.set()
 
     # --- its life ----------------------------------------------------------------------------------------------------
@@ -187,12 +199,15 @@ class Partition:
         kept = await read_kept(self._kafka, self.frames)
         told = await asyncio.get_running_loop().run_in_executor(self._readers, self._restore, kept)
         self._alerts = [(alert, datetime.now(UTC)) for alert in told]
-        self.next_offset = kept.first if kept.offset is None else kept.offset
-        self._kept_offset = kept.offset
-        self.want, self._skip, self._is_open = self.next_offset, None, True
-        self._kept_at = time.monotonic()
-        if not kept.first <= self.next_offset <= kept.end:
+        self.next_offset = at = kept.first if kept.offset is None else kept.offset
+        self._kept_offset, self._read_to, self._skip = kept.offset, max(at, kept.read), None
+        if kept.first <= at <= kept.end:
+            wanted = (channel.wants for channel in self._channels.values())
+            self.next_offset = min([at, *(offset for offset in wanted if offset is not None)])
+        else:
             self.skip(kept.first, "expired")
+        self.want, self._is_open = self.next_offset, True
+        self._kept_at = time.monotonic()
         logger.info(
             "partition %d goes on at offset %d with %d channels",
             self.frames.partition,
@@ -204,7 +219,7 @@ class Partition:
         alerts: list[Alert] = []
         for name, (content, headers) in kept.channels.items():
             with channel_logs(name):
-                alerts += self._channel(name).restore(content, headers)
+                alerts += self._channel(name).restore(content, headers, kept.first)
         return alerts
 
     def _channel(self, name: str) -> Channel:
@@ -217,18 +232,27 @@ class Partition:
     async def _round(self) -> None:
         if self._kafka.policy == "live":
             await self._look_ahead()
-        if self._skip is not None:
+        if self._is_renewed:
+            self._is_renewed = False
+            self._jump(0, "expired")
+        elif self._skip is not None:
             self._jump(*self._skip)
         records = [self._buffer.popleft() for _ in range(min(ROUND, len(self._buffer)))]
         if records:
             self._buffer_bytes -= sum(len(record.value or b"") for record in records)
-            await self._take(records)
+            await self._take([record for record in records if not self._has(record)])
             self.next_offset = records[-1].offset + 1
+            self._read_to = max(self._read_to, self.next_offset)
         if not self._buffer:
             self._arrived.clear()
         await self._end_silent()
         if self._alerts or time.monotonic() - self._kept_at >= KEEP_EVERY_S:
             await self._keep()
+
+    def _has(self, record: KafkaRecord) -> bool:
+        """Whether it was taken before: it is read again for the sake of another channel."""
+        channel = self._channels.get((record.key or b"").decode("utf-8", "replace"))
+        return record.offset < (self._read_to if channel is None else channel.next_offset)
 
     async def _take(self, records: list[KafkaRecord]) -> None:
         loop = asyncio.get_running_loop()
@@ -236,6 +260,8 @@ class Partition:
         found = await loop.run_in_executor(self._readers, self._read, records)
         for record, one in zip(records, found, strict=True):
             if isinstance(one, BadRecord):
+                if record.offset < self._read_to:
+                    continue  # it is among the dead letters already
                 self._works.metrics.kafka_dead_letters.labels(one.reason).inc()
                 self._dead.append((record, one))
             else:
@@ -297,6 +323,10 @@ class Partition:
         self._works.metrics.kafka_skipped_records.labels(reason).inc(n_skipped)
         for channel in self._channels.values():
             channel.gap_reason = "skipped" if reason == "live" else reason
+            if offset < self.next_offset:
+                channel.forget_offsets()
+        if offset < self.next_offset:  # the topic was made anew, and its records are others
+            self._read_to = offset
         self._empty()
         self.next_offset = self.want = offset
         self._skip = None
@@ -343,7 +373,8 @@ class Partition:
             for channel, content, headers in states
         ]
         sent += [await producer.send(topic, None, key=name.encode(), partition=partition) for name in self._gone]
-        sent.append(await producer.send(topic, offset_value(self.next_offset), key=OFFSET_KEY, partition=partition))
+        at = offset_value(self.next_offset, self._read_to)
+        sent.append(await producer.send(topic, at, key=OFFSET_KEY, partition=partition))
         await asyncio.gather(*sent)
 
     async def _move(self, producer: AIOKafkaProducer) -> None:

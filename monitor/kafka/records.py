@@ -106,6 +106,7 @@ class FrameRecord:
     epoch: str | None
     began_at: datetime | None
     gap: str
+    offset: int = 0  # in its partition
     held: bool = False
     picture: NDArray[np.uint8] | None = None
     encoded: Encoded | None = None
@@ -140,7 +141,16 @@ def read(record: KafkaRecord, encoder_id: str, shown: Shown) -> FrameRecord:
     elif headers.content_type != END:
         encoded = _row(value, headers, encoder_id), headers.informative
     return FrameRecord(
-        channel, headers.pts_ms, seen_at, headers.epoch, began_at, headers.gap, headers.held, picture, encoded
+        channel,
+        headers.pts_ms,
+        seen_at,
+        headers.epoch,
+        began_at,
+        headers.gap,
+        record.offset,
+        headers.held,
+        picture,
+        encoded,
     )
 
 

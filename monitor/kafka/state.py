@@ -1,8 +1,8 @@
 """The state topic: of each partition of frames, how far it was read and what its channels stood at, in one place.
 
 Partition p of the topic belongs to partition p of the frames and is written by its owner only, in transactions:
-`/offset` has the offset of the first record that is not in the state, and each channel has its own record. Read to
-its end it is what the last transaction left, whoever wrote it.
+`/offset` has the offset that reading goes on at, and each channel has its own record. Read to its end it is what the
+last transaction left, whoever wrote it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class Kept:
     """What is kept of one partition. Its range is that of the frames that the broker still has."""
 
     offset: int | None = None  # None where nothing was kept yet
+    read: int = 0  # what is before it was read once; reading may have gone back behind it since
     channels: dict[str, tuple[bytes, Headers]] = field(default_factory=dict)
     first: int = 0
     end: int = 0
 
 
-def offset_value(offset: int) -> bytes:
-    return json.dumps({"offset": offset}).encode()
+def offset_value(offset: int, read: int) -> bytes:
+    return json.dumps({"offset": offset, "read": read}).encode()
 
 
 async def read_kept(settings: KafkaSettings, frames: TopicPartition) -> Kept:
@@ -75,7 +76,8 @@ def _note(kept: Kept, key: bytes | None, value: bytes | None, headers: Headers) 
     if key is None:
         return
     if key == OFFSET_KEY:
-        kept.offset = json.loads(value)["offset"] if value else None
+        said = json.loads(value) if value else {}
+        kept.offset, kept.read = said.get("offset"), said.get("read", 0)
     elif value is None:
         kept.channels.pop(key.decode(), None)
     else:

@@ -171,6 +171,10 @@ class Matcher:
     def n_open_paths(self) -> int:
         return sum(len(reading.tracker.heads()) for reading in self._readings)
 
+    def spans(self) -> list[range]:
+        """Stream seconds of every path that is open, or was until lately."""
+        return self._stitcher.spans()
+
     def plan(self, live: LiveSecond, hits: Hits | None, index: ReferenceIndex) -> list[SimilarityTile]:
         """Takes the window's next second in; the tiles that the network must read before `apply`."""
         self._live = live

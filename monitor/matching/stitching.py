@@ -210,6 +210,11 @@ class Stitcher:
         """References of which a segment is open or remembered."""
         return {segment.reference for segment in self._segments}
 
+    def spans(self) -> list[range]:
+        """Stream seconds of every path of the segments that are open or remembered."""
+        paths = (state.path for segment in self._segments for state in segment.paths.values())
+        return [range(path.start[0], path.last[0] + 1) for path in paths]
+
     def drop(self, references: Collection[ReferenceId]) -> None:
         """Forgets every segment of these references."""
         self._segments = [segment for segment in self._segments if segment.reference not in references]

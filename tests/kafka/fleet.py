@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+import urllib.error
 import urllib.request
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -163,6 +164,29 @@ class Scrape:
         while (value := await self.value(name, **labels)) < least:
             assert time.monotonic() < deadline, f"{name} {labels} is {value}, not {least}"
             await asyncio.sleep(0.1)  # between two scrapes
+
+    async def until_is(self, wanted: float, name: str, **labels: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while (value := await self.value(name, **labels)) != wanted:
+            assert time.monotonic() < deadline, f"{name} {labels} is {value}, not {wanted}"
+            await asyncio.sleep(0.1)  # between two scrapes
+
+    async def page(self, name: str) -> tuple[int, str]:
+        """Status and text of a probe."""
+        return await asyncio.to_thread(self._page, name)
+
+    async def until_page(self, name: str, status: int, words: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while (found := await self.page(name))[0] != status or words not in found[1]:
+            assert time.monotonic() < deadline, f"/{name} is {found}, not {status} with {words!r}"
+            await asyncio.sleep(0.1)  # between two looks
+
+    def _page(self, name: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"{self.address}/{name}", timeout=30) as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
 
     def _text(self) -> str:
         with urllib.request.urlopen(f"{self.address}/metrics", timeout=30) as reply:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.broker import Broker
 from tests.chaos.kafka import Stage, control, kills, zombie_and_broker
+from tests.dying_match import REFUSING
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +32,13 @@ def test_a_zombie_and_a_broker_killed_under_their_members_change_nothing(stage: 
     trial = zombie_and_broker(stage, 2)
     assert trial.difference
     assert trial.difference.wrong == 0, trial
+
+
+def test_matchers_that_can_go_on_from_no_snapshot_read_again_what_they_need(stage: Stage) -> None:
+    trial = control(stage, seed=5, wrong=REFUSING)
+    assert trial.difference
+    assert trial.difference.wrong == 0, trial
+    assert trial.difference.repeated > 0, "what was read again was told again, under the same ids"
 
 
 def test_a_matcher_that_keeps_no_state_is_noticed(stage: Stage) -> None:

@@ -75,6 +75,39 @@ async def _ingest_and_match(fleet: Fleet) -> list[dict[str, Any]]:
     return list((await fleet.told()).values())
 
 
+def test_ingest_waits_for_a_broker_that_is_away_and_loses_no_second_meanwhile(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("monitor.kafka.ingest.ANSWER_S", 2.0)
+    fleet.broker._ours()
+    asyncio.run(_away(fleet))
+
+
+async def _away(fleet: Fleet) -> None:
+    with Transmitter(fleet.studio.recording) as air:
+        channel = ChannelSettings(name="ch1", url=air.url, mode="economy")
+        settings = fleet.settings().model_copy(update={"channels": [channel]})
+        await asyncio.to_thread(fleet.broker.stop)
+        async with running(ingest, settings) as scrape:
+            await scrape.until_page("readyz", 503, "does not answer")
+            assert (await scrape.page("livez"))[0] == 200
+            await asyncio.to_thread(fleet.broker.start)
+            await scrape.until_page("readyz", 200, "ready")
+            await scrape.until(3, "copywatch_frames_processed_total", channel="ch1")
+            await asyncio.to_thread(fleet.broker.kill)
+            await scrape.until_page("readyz", 503, "does not take records")
+            assert await scrape.value("copywatch_kafka_up") == 0
+            n_sent = await scrape.value("copywatch_frames_processed_total", channel="ch1")
+            await scrape.until(n_sent + 3, "copywatch_frames_received_total", channel="ch1")
+            await asyncio.to_thread(fleet.broker.start)
+            await scrape.until(n_sent + 3, "copywatch_frames_processed_total", channel="ch1")
+            assert await scrape.value("copywatch_frames_dropped_total", channel="ch1") == 0
+    sent = [dict(record.headers) for record in await fleet.broker._read(fleet.frames)]
+    seconds = [int(headers["pts_ms"]) // 1000 for headers in sent if headers["content-type"] == b"image/jpeg"]
+    assert sorted(seconds) == seconds
+    assert sorted(set(seconds)) == list(range(seconds[0], seconds[-1] + 1))
+
+
 def test_serve_shows_what_the_fleet_found_and_ends_nothing_of_it(fleet: Fleet, tmp_path: Path) -> None:
     asyncio.run(_face(fleet, tmp_path))
 

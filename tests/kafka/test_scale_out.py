@@ -13,6 +13,7 @@ import pytest
 from monitor.kafka.sharing import put_channel, shared_channels
 from monitor.settings import ChannelSettings, load_settings
 from tests.broker import Broker, free_ports, wait_for
+from tests.kafka.api_proxy import COORDINATION, ApiProxy
 from tests.planted_air import Part
 from tests.planted_fleet import Fleet, House, Member, interleaved, records
 
@@ -58,6 +59,33 @@ def test_members_share_the_channels_and_take_over_from_one_that_is_killed(fleet:
         assert len(ids) == 1, "the copy went on over the change of hands"
         (ended,) = (one for one in told if one["channel"] == name and one["type"] == "alert.ended")
         assert ended["gaps"] == []
+
+
+def test_a_member_that_is_cut_off_from_the_coordinator_tells_nothing_and_another_tells_all(
+    broker: Broker, tmp_path: Path, members: list[Member]
+) -> None:
+    port, target = broker.proxied()
+    broker.create_topic("cut.frames", 1, retention_ms="-1")
+    fleet = Fleet(House.build(tmp_path), broker, "cut", "cut.frames")
+    whole = records(fleet.house, "ch0", REST, 0, 0)
+    begun = sum(part.seconds for part in FIRST)
+    with ApiProxy(port, target) as proxy:
+        broker.write(fleet.frames, whole[:begun])
+        members.append(fleet.member(bootstrap=f"127.0.0.1:{port}"))
+        wait_for(fleet.is_done, "the first seconds")
+        proxy.shut = COORDINATION
+        members.append(fleet.member())
+        broker.write(fleet.frames, whole[begun:])  # the first still reads them
+        wait_for(fleet.is_done, "another member to go on")
+        assert members[1].at_work == {0}
+        assert proxy.n_refused > 0
+        proxy.shut = frozenset()
+        assert members[1].stop() == 0
+        wait_for(lambda: members[0].at_work == {0}, "the first to be a member again")
+    told = fleet.told()
+    assert len({alert["id"] for alert in told}) == 1
+    assert len({alert["seq"] for alert in told}) == len(told)
+    assert (told[-1]["type"], told[-1]["gaps"]) == ("alert.ended", [])
 
 
 def watched(member: Member) -> set[str]:

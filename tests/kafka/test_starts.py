@@ -1,0 +1,67 @@
+"""Where a channel is begun anew: a watch that knows nothing tells from there on what one that saw it all tells."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from monitor.alerting.alerts import Alert
+from monitor.kafka.starts import CLEAR_S, KNOWN_S, LONGEST_S, Start, Starts
+from tests.planted_air import Air, Part, aired, new_watch, parts, told
+
+QUIET = CLEAR_S + KNOWN_S + 10
+
+
+def followed(air: Air, end: int) -> Start | None:
+    """The start that is safe after so many samples; its offset is that of a sample."""
+    watch, starts = new_watch(), Starts()
+    for n in range(end):
+        told(watch, air, n, n + 1)
+        start = Start(n, air.samples[n].second, {})
+        if n == 0 or air.samples[n].epoch != air.samples[n - 1].epoch:
+            starts.begin(start)
+        else:
+            starts.push(start, watch.spans)
+    return starts.safe(air.samples[end - 1].second) if end else None
+
+
+def by_name(alerts: list[Alert]) -> dict[tuple[str, int], Alert]:
+    """The link to a part before a break is left out: what it leads to may lie before the start."""
+    return {(alert.id, alert.seq): replace(alert, continues=None) for alert in alerts}
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    parts=parts(), quiet_s=st.sampled_from([0, CLEAR_S, QUIET]), more=parts(), seed=st.integers(0, 3), data=st.data()
+)
+def test_what_is_told_after_a_start_is_what_an_unbroken_watch_tells(
+    parts: list[Part], quiet_s: int, more: list[Part], seed: int, data: st.DataObject
+) -> None:
+    air = aired([*parts, Part(quiet_s, noise=1.0), *more], seed)
+    refused_at = data.draw(st.integers(1, len(air)))
+    start = followed(air, refused_at)
+    assert start is not None
+    unbroken, anew = new_watch(), new_watch()
+    before = told(unbroken, air, 0, start.offset)
+    expected = told(unbroken, air, start.offset) + unbroken.finish()
+    ended_there = {alert.id for alert in before}  # their end may be told a few seconds after the last of their paths
+    found = by_name(told(anew, air, start.offset) + anew.finish())
+    assert found == by_name([alert for alert in expected if alert.id not in ended_there])
+
+
+def test_a_start_follows_the_air_but_not_into_a_copy() -> None:
+    copy = [Part(QUIET, noise=1.0), Part(40, "swift", 5, noise=0.2)]
+    air = aired([*copy, Part(2 * QUIET, noise=1.0)])
+    within, after = followed(air, QUIET + 35), followed(air, len(air))
+    assert within is not None
+    assert after is not None
+    assert 0 < within.second <= QUIET - CLEAR_S
+    assert after.second > QUIET + 40
+
+
+def test_what_would_be_read_for_too_long_is_not_read_again() -> None:
+    starts = Starts(Start(0, 100, {}))
+    assert starts.safe(100 + LONGEST_S) is not None
+    assert starts.safe(101 + LONGEST_S) is None
