@@ -166,13 +166,19 @@ def alerts_export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; ID.zip when left out.")
     ] = None,
+    time_zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Tell the times in this zone as well, as Europe/Berlin.")
+    ] = None,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
     """Write one archive with all that is known of an alert, and the SHA-256 sum of each of its files."""
-    from monitor.evidence.store import EvidenceStore
+    from monitor.evidence.store import EvidenceStore, zone_of
 
-    content = EvidenceStore(settings_of(context, config_file, data_dir).data_dir).zip(alert_id)
+    zone = None if time_zone is None else zone_of(time_zone)
+    if time_zone is not None and zone is None:
+        raise typer.BadParameter("it is not known here; name one like Europe/Berlin.", param_hint="--time-zone")
+    content = EvidenceStore(settings_of(context, config_file, data_dir).data_dir).zip(alert_id, zone)
     if content is None:
         complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
         raise typer.Exit(FAILED)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from monitor import __version__
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
@@ -209,6 +209,14 @@ def too_much(
             total -= one.size_bytes
             leaving[one.alert_id] = "age" if is_old else "quota"
     return leaving
+
+
+def zone_of(name: str) -> ZoneInfo | None:
+    """The zone of this name; None where there is none: a path, a folder, or nothing."""
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        return None
 
 
 def _seen_in(zone: ZoneInfo, alert: Alert) -> dict[str, str | None]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from typing import Annotated, Any
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from fastapi import FastAPI, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from monitor.evidence.store import zone_of
 from monitor.web.alerts import AlertId
 from monitor.web.problems import MAY_FAIL, Problem, not_found
 from monitor.web.station import Station
@@ -97,7 +98,7 @@ def add_evidence(api: FastAPI, station: Station) -> None:
 
 
 def _zone(name: str) -> ZoneInfo:
-    try:
-        return ZoneInfo(name)
-    except (ValueError, OSError, ZoneInfoNotFoundError):  # names that are paths, folders, or nothing
-        raise Problem(400, "The time zone is not known here; name one like `Europe/Berlin`.") from None
+    zone = zone_of(name)
+    if zone is None:
+        raise Problem(400, "The time zone is not known here; name one like `Europe/Berlin`.")
+    return zone

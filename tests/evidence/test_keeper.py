@@ -197,7 +197,7 @@ def test_export_makes_one_archive_whose_sums_are_right(
     house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alert = ended(house)[0]
-    said(capsys, house, "export", alert.id, "--output", str(tmp_path / "case.zip"))
+    said(capsys, house, "export", alert.id, "--output", str(tmp_path / "case.zip"), "--time-zone", "Asia/Tokyo")
     assert [path.name for path in tmp_path.iterdir()] == ["case.zip"]
     with zipfile.ZipFile(tmp_path / "case.zip") as archive:
         assert archive.testzip() is None
@@ -206,6 +206,8 @@ def test_export_makes_one_archive_whose_sums_are_right(
             content = archive.read(f"{alert.id}/{file['name']}")
             assert (len(content), hashlib.sha256(content).hexdigest()) == (file["bytes"], file["sha256"])
     assert len(manifest["files"]) == 9 + 2
+    assert (manifest["time_zone"], manifest["viewer"]["time_zone"]) == ("UTC", "Asia/Tokyo")
+    assert "not known here" in said(capsys, house, "export", alert.id, "--time-zone", "Mars/Olympus", code=2)
     assert "no alert" in said(capsys, house, "export", "f" * 24, "-o", str(tmp_path / "no.zip"), code=1)
     assert "No such file" in said(capsys, house, "export", alert.id, "-o", str(tmp_path / "no" / "no.zip"), code=1)
     assert len(list(tmp_path.iterdir())) == 1

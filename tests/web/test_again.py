@@ -49,6 +49,18 @@ def test_a_secret_that_got_lost_on_the_way_is_told_again(tmp_path: Path) -> None
     assert made[0]["secret"].startswith("whsec_")
 
 
+def test_a_token_is_not_kept_with_the_answers(tmp_path: Path) -> None:
+    token = Tokens(tmp_path).add("ada", "admin")
+    with Door(tmp_path) as door:
+        for _ in range(2):
+            reply = door.client(token)("POST", "/api/v1/session", {"token": token}, KEY)
+            assert (reply.status, "idempotent-replayed" in reply.headers) == (200, False)
+        assert door.client(token)("POST", "/api/v1/licences", {"owner": "ACME"}, KEY).status == 201
+    kept = b"".join(path.read_bytes() for path in tmp_path.glob("replies.sqlite*"))
+    assert b"ACME" in kept
+    assert token.encode() not in kept
+
+
 def test_an_upload_sent_again_is_one_job(tmp_path: Path, studio: Studio) -> None:
     content = studio.recording.read_bytes()
 
