@@ -116,7 +116,7 @@ class Box:
         lines += [f"mount -t tmpfs -o mode=1777 none {self._there(Path('/tmp'))}"]
         lines += [f"mount -o remount,ro {self.folder / 'root'}", f'{sys.executable} -c "{LOOPBACK_UP}"']
         apart = ["--mount", "--net", "--pid", "--fork", "--kill-child"]
-        return self._begun([*lines, f"exec {self._inside(command)}"], apart, {"PATH": os.environ["PATH"]})
+        return self._begun([*lines, f"exec {self._inside(command)}"], apart, {})
 
     def join(self, container: subprocess.Popen[str], command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         """The command inside a running container, as `docker exec` and health checks run it."""
@@ -129,18 +129,17 @@ class Box:
             env={"PATH": os.environ["PATH"]},
         )
 
-    def _begun(
-        self, lines: Sequence[str], apart: Sequence[str], environment: Mapping[str, str]
-    ) -> subprocess.Popen[str]:
+    def _begun(self, lines: Sequence[str], apart: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
         script = self.folder / "begin.sh"
-        script.write_text("\n".join(["set -e", *lines]) + "\n")
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items() if name.isidentifier()]
+        script.write_text("\n".join(["set -e", *lines[:-1], *exports, lines[-1]]) + "\n")
         return subprocess.Popen(
-            [*_as_root(), shutil.which("unshare") or "unshare", *apart, "sh", str(script)],
+            [*_as_root(), "unshare", *apart, "sh", str(script)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             preexec_fn=dies_with_us,
-            env=dict(environment),
+            env={"PATH": os.environ["PATH"]},
         )
 
     def _base(self) -> list[str]:
@@ -190,4 +189,4 @@ def first_process(container: subprocess.Popen[str]) -> int:
 
 
 def _as_root() -> list[str]:
-    return [] if os.geteuid() == 0 else ["sudo", "-n", "--preserve-env"]
+    return [] if os.geteuid() == 0 else ["sudo", "-n"]
