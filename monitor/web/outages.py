@@ -40,10 +40,10 @@ class Outages:
                 logger.error("%s; outages are told when it works again", error)
 
     def _look(self) -> None:
-        if not self._webhooks.all():
-            return
         now, states = int(time.time()), self._board.states()
         self._since = {name: self._since.get(name, now) for name, state in states.items() if state in DOWN}
+        if not self._webhooks.all():
+            return  # who comes later is told of those that are away then
         told = self._webhooks.outages()
         for name, state in states.items():
             if state in DOWN and name not in told and now - self._since[name] >= self._patience_s:

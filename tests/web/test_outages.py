@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,18 @@ def test_a_channel_that_stays_away_is_told_once_and_so_is_its_return(tmp_path: P
     assert down["data"] == {"channel": "ch5", "state": "stalled", "down_since": down["data"]["down_since"]}
     assert up["data"] == {"channel": "ch5", "state": "impaired", "down_since": down["data"]["down_since"]}
     assert again["data"]["down_since"] >= up["data"]["down_since"]
+
+
+def test_who_comes_during_an_outage_is_told_since_when(tmp_path: Path) -> None:
+    with Door(tmp_path, channel_down_s=0.0) as door:
+        Channel(door).is_now("failed")
+        until(lambda: "ch5" in door.web.outages._since, lambda: "it was not seen")
+        since = door.web.outages._since["ch5"]
+        until(lambda: time.time() > since + 1, lambda: "time stands still")
+        id = Webhooks(tmp_path).add("https://192.0.2.7/hook").id
+        until(lambda: len(told(Webhooks(tmp_path), id)) == 1, lambda: "it is not told")
+    (down,) = told(Webhooks(tmp_path), id)
+    assert datetime.fromisoformat(down["data"]["down_since"]).timestamp() == since
 
 
 def test_one_that_reconnects_in_time_is_no_news(tmp_path: Path) -> None:
