@@ -33,9 +33,9 @@ RECORD_BYTES = 1 << 18  # a picture's record is written at once: each write wake
 MEMORY_BYTES = 2 << 30  # of address space; an 8K stream's reference pictures fit
 # Where the trusted certificates are, for the protocols in which FFmpeg checks them.
 CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
-# Of live streams: FFmpeg reads 20 pictures to learn how many come in a second, 4 s of a channel that shows 5; its clock
-# tells as much from a few.
-LIVE_OPTIONS = {"fpsprobesize": "4"}
+# Of live streams: FFmpeg would read 20 pictures to learn how many come in a second, 4 s of a channel that shows 5, and
+# wait for a key picture; the clock tells as much from a few, and decoding begins with the key picture anyway.
+LIVE_OPTIONS = {"fpsprobesize": "4", "analyzeduration": "3000000"}
 # Of HLS: begin at the newest segment, fetch one after the other; the gateway and the formats decide what is opened.
 HLS_OPTIONS = {
     "live_start_index": "-1",
@@ -107,8 +107,13 @@ class Answer:
             url, options=options, timeout=(OPEN_TIMEOUT_S, READ_TIMEOUT_S), metadata_errors="surrogateescape"
         ) as container:
             self._sampling = Sampling(container, shown(self._url), self._live, self._mode, self._no_video_s)
-            yield b"I", json.dumps(asdict(self._sampling.info())).encode()
-            yield from self._sampling.records()
+            info = self._sampling.info()
+            yield b"I", json.dumps(asdict(info)).encode()
+            for record in self._sampling.records():
+                if not info.width and record[0] == b"P":  # it was joined before it said its size
+                    info = self._sampling.info()
+                    yield b"I", json.dumps(asdict(info)).encode()
+                yield record
         if self._gateway is not None and self._gateway.cut_off is not None:
             raise Refused(*self._gateway.cut_off)
 

@@ -118,10 +118,10 @@ class DecodingChild:
         return self._process.pid
 
     def info(self) -> VideoInfo:
-        """What the video says of itself; waits until it is open."""
+        """What the video says of itself; waits until it is open. A live one's size may be 0 before a picture came."""
         if self._info is None:
-            body = self._read_record(b"I", self._opening_s)[1]
-            self._info = VideoInfo(**json.loads(body))
+            self._read_record(b"I", self._opening_s)
+        assert self._info is not None
         return self._info
 
     def frames(self) -> Iterator[Frame]:
@@ -167,6 +167,10 @@ class DecodingChild:
                 self.key_times_s.append(key_s)
             elif kind == b"W":
                 self._warn(body.decode())
+            elif kind == b"I":
+                self._info = VideoInfo(**json.loads(body))
+                if kind in kinds:
+                    return kind, body
             elif kind == b"E":
                 raise self._failed(**json.loads(body))
             elif kind in kinds:

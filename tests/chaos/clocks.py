@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -157,3 +158,27 @@ def variable_rate(studio: Studio) -> Figures:
         assert len(watched.epochs) == 1
         assert sum_of(watched, "copywatch_reconnects_total") == 0
         return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
+
+
+def picture_rate(every_s: float) -> Callable[[Studio], Figures]:
+    """Pictures as rare, or as many, as that: those seconds are seen that have one, and nobody reconnects for it."""
+
+    def story(studio: Studio) -> Figures:
+        path, length_s = studio.folder / f"every{every_s:.3f}.ts", max(2, math.ceil(every_s))
+        times = [n * every_s for n in range(round(length_s / every_s))]
+        shown = ((t, media.picture(8, t, 160, 90)) for t in times)
+        media.write_clip(path, shown, fps=max(1, round(1 / every_s)), gop=max(1, round(1 / every_s)), b_frames=0)
+        patience = replace(HASTY, no_progress_s=6 + 4 * every_s)
+        with (
+            on_air(Air(path, length_s)) as web,
+            watching(f"http://127.0.0.1:{web.port}/x.ts", f"every{every_s:.3f}", patience=patience) as watched,
+        ):
+            watched.wait_for_more(5)
+            assert {n for _, n, _ in watched.holes} <= {max(0, round(every_s) - 1)}, watched.holes
+            assert {reason for _, _, reason in watched.holes} <= {"unseen"}
+            assert len(watched.epochs) == 1, watched.epochs
+            reconnects = sum_of(watched, "copywatch_reconnects_total")
+            assert reconnects == 0, (reconnects, watched.seconds)
+            return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
+
+    return story

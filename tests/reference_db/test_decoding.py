@@ -19,7 +19,7 @@ from reference_db.addresses import shown
 from reference_db.decoding import DecodingChild
 from reference_db.errors import MediaError
 from reference_db.frames import decode_file, probe
-from tests.media import number_of, write_clip, write_film, write_numbered, write_sound
+from tests.media import number_of, picture, write_clip, write_film, write_numbered, write_sound
 
 CENC = {
     "encryption_scheme": "cenc-aes-ctr",
@@ -215,6 +215,25 @@ def test_live_frames_are_handed_over_at_once_and_in_the_stream_s_own_time(tmp_pa
         rest = list(frames)
     assert [frame.second for frame in early + rest] == list(range(100, 120))
     assert [number_of(frame.picture) for frame in early + rest] == list(range(5, 205, 10))
+
+
+def test_a_stream_joined_between_two_key_pictures_says_its_size_once_it_knows_it(tmp_path: Path) -> None:
+    """A key picture every 8 s: opening does not wait for it, and decoding begins with it."""
+    shown = ((n / 10, picture(3, n / 10)) for n in range(160))
+    seldom = {"x264-params": "keyint=80:min-keyint=80:scenecut=0"}
+    content = write_clip(tmp_path / "live.ts", shown, gop=80, b_frames=0, codec_options=seldom).read_bytes()
+    joined = content[: 3 * 188] + content[len(content) // 8 // 188 * 188 :]  # the tables, then from second 2
+
+    class Stream(Quiet):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(joined)
+
+    with server(Stream) as host, DecodingChild(f"http://{host}/live.ts", live=True) as child:
+        assert child.info().width == 0
+        assert next(child.frames()).second == 8
+        assert (child.info().width, child.info().height) == (320, 180)
 
 
 @pytest.mark.parametrize("trickle", [False, True])
