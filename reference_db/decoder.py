@@ -28,7 +28,9 @@ from reference_db.sampling import MAX_PIXELS, RECORD, Refused, Sampling
 if TYPE_CHECKING:
     from reference_db.gateway import Gateway
 
-OPEN_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 10.0  # FFmpeg's own, for one packet of any stream; the watchdog backs them
+# FFmpeg's own, the second for one packet of any stream: longer than the parent's patience, since a playlist may have
+# nothing new for the length of a segment, and a channel may show a picture every few seconds.
+OPEN_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 40.0
 RECORD_BYTES = 1 << 18  # a picture's record is written at once: each write wakes the parent
 MEMORY_BYTES = 2 << 30  # of address space; an 8K stream's reference pictures fit
 # Where the trusted certificates are, for the protocols in which FFmpeg checks them.

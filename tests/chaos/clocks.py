@@ -175,7 +175,7 @@ def picture_rate(every_s: float) -> Callable[[Studio], Figures]:
         ):
             watched.wait_for_more(5)
             assert {n for _, n, _ in watched.holes} <= {max(0, round(every_s) - 1)}, watched.holes
-            assert {reason for _, _, reason in watched.holes} <= {"unseen"}
+            assert {reason for _, _, reason in watched.holes} <= {"unseen"}, watched.holes
             assert len(watched.epochs) == 1, watched.epochs
             reconnects = sum_of(watched, "copywatch_reconnects_total")
             assert reconnects == 0, (reconnects, watched.seconds)

@@ -127,7 +127,7 @@ def killed_at(point: str) -> Callable[[House, Path], Figures]:
     def story(house: House, folder: Path) -> Figures:
         expected = _read_through(house.config(folder / "unbroken", str(house.recording)))
         config = house.config(folder / "broken", str(house.recording))
-        points = ["snapshot", *[point] * KILLS]  # the first life has nothing to restore
+        points = ["after-commit", *[point] * KILLS]  # the first life has nothing to restore, and leaves something
         for one in points:
             life = Life(config, one)
             code = life.process.wait(PATIENCE_S)

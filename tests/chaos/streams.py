@@ -259,6 +259,7 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
 LONG_STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F15 decoder killed, 4 times": partial(killed, times=4),
     "F42 many wraps": clocks.many_wraps,
+    "F47 segments of 12 s": transports.long_segments,
     "F52 a picture every 5 s": clocks.picture_rate(5.0),
     "F52 120 pictures a second": clocks.picture_rate(1 / 120),
 }

@@ -78,6 +78,24 @@ def playlist(what: str) -> Callable[[Studio], Figures]:
     return story
 
 
+def long_segments(studio: Studio) -> Figures:
+    """Segments of 12 s: nothing comes for longer than another stream may be silent, and nobody reconnects for it."""
+    playlist = LivePlaylist(Air(studio.clip, LENGTH_S), segment_s=12)
+    patience = replace(HASTY, segments_s=30)
+    with (
+        WebServer(playlist.answer) as web,
+        watching(f"http://127.0.0.1:{web.port}/live.m3u8", "long-segments", patience=patience) as watched,
+    ):
+        watched.wait_for_state("up")
+        before = sum_of(watched, "copywatch_reconnects_total")  # while there was no segment yet
+        watched.wait_for_more(38)
+        after = sum_of(watched, "copywatch_reconnects_total")
+        assert after == before, (before, after)
+        assert watched.holes == []
+        assert len(watched.epochs) == 1
+        return {"seconds": len(watched.samples), "missed_s": 0}
+
+
 def datagrams(loss: float) -> Callable[[Studio], Figures]:
     """UDP where some datagrams are lost, some come twice and some too late."""
 
