@@ -113,6 +113,8 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
         while not enough(trials):
             trials.append(trial(args.seed + len(trials)))
             say(f"  {name} {len(trials)}: {trials[-1]}")
+        if not trials:
+            return
         parts[name] = kafka.figures(trials, stage.unbroken)
         say(f"{name}: {json.dumps(parts[name])}  ({time.monotonic() - began:.0f} s)")
 

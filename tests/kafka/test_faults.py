@@ -97,12 +97,12 @@ async def _turned_away(fleet: Fleet, made: list[Partition]) -> None:
         other = AIOKafkaProducer(bootstrap_servers=fleet.broker.address, transactional_id=name)
         async with other, other.transaction():
             pass
-        await fleet.write(fleet.records("ch1", range(20, 40)))
+        await fleet.write(fleet.records("ch1", range(20, 48)))
         await member.until(1, "copywatch_kafka_retakes_total")
-        await fleet.told_whole(1)
+        await fleet.told_whole(1)  # the first copy ended at 32
         # The broker has lost count of what we wrote, or we have.
         await _lose_count(made[0])
-        await fleet.write([*fleet.records("ch1", fleet.seconds[40:]), fleet.end("ch1")])
+        await fleet.write([*fleet.records("ch1", fleet.seconds[48:]), fleet.end("ch1")])
         await member.until(2, "copywatch_kafka_retakes_total")
         assert await fleet.told_whole(2) == fleet.expected("ch1")
     assert len(await fleet.broker._read(f"{fleet.name}.alerts")) == len(fleet.expected("ch1")), "nothing twice"

@@ -19,7 +19,7 @@ from monitor.kafka.sharing import put_channel, remove_channels, shared_channels
 from monitor.pipeline import check_file
 from monitor.settings import ChannelSettings, Settings
 from monitor.supervisor import serve
-from tests.broker import Broker
+from tests.broker import Broker, free_ports
 from tests.kafka.fleet import Fleet, Scrape
 from tests.studio import Studio
 
@@ -86,21 +86,22 @@ def test_ingest_waits_for_a_broker_that_is_away_and_loses_no_second_meanwhile(
 async def _away(fleet: Fleet) -> None:
     with Transmitter(fleet.studio.recording) as air:
         channel = ChannelSettings(name="ch1", url=air.url, mode="economy")
-        settings = fleet.settings().model_copy(update={"channels": [channel]})
-        await asyncio.to_thread(fleet.broker.stop)
-        async with running(ingest, settings) as scrape:
+        nobody = fleet.settings(bootstrap=f"127.0.0.1:{free_ports(1)[0]}")
+        async with running(ingest, nobody.model_copy(update={"channels": [channel]})) as scrape:
             await scrape.until_page("readyz", 503, "does not answer")
             assert (await scrape.page("livez"))[0] == 200
-            await asyncio.to_thread(fleet.broker.start)
-            await scrape.until_page("readyz", 200, "ready")
+        settings = fleet.settings().model_copy(update={"channels": [channel]})
+        async with running(ingest, settings) as scrape:
             await scrape.until(3, "copywatch_frames_processed_total", channel="ch1")
             await asyncio.to_thread(fleet.broker.kill)
             await scrape.until_page("readyz", 503, "does not take records")
             assert await scrape.value("copywatch_kafka_up") == 0
+            assert (await scrape.page("livez"))[0] == 200
             n_sent = await scrape.value("copywatch_frames_processed_total", channel="ch1")
             await scrape.until(n_sent + 3, "copywatch_frames_received_total", channel="ch1")
             await asyncio.to_thread(fleet.broker.start)
             await scrape.until(n_sent + 3, "copywatch_frames_processed_total", channel="ch1")
+            await scrape.until_page("readyz", 200, "ready")
             assert await scrape.value("copywatch_frames_dropped_total", channel="ch1") == 0
     sent = [dict(record.headers) for record in await fleet.broker._read(fleet.frames)]
     seconds = [int(headers["pts_ms"]) // 1000 for headers in sent if headers["content-type"] == b"image/jpeg"]
