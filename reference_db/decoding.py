@@ -47,10 +47,6 @@ CHILD_ENVIRONMENT = (
 )
 
 
-# Pictures come and go; memory that glibc gave back in between would be zeroed anew for each.
-KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(64 << 20)}
-
-
 class DecodingChild:
     """A decoder in a process of its own; iterate `frames()` in one thread, `kill()` it from any.
 
@@ -80,7 +76,7 @@ class DecodingChild:
         self._stderr = bytearray()
         self._unread = bytearray()
         environment = {name: os.environ[name] for name in CHILD_ENVIRONMENT if name in os.environ}
-        environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1", **KEEPS_MEMORY}
+        environment |= {"PYTHONPATH": str(Path(__file__).parents[1]), "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "reference_db.decoder"],
             stdin=subprocess.PIPE,

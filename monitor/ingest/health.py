@@ -50,10 +50,9 @@ class PictureHealth:
 
 def _spread(small: NDArray[np.uint8]) -> float:
     """The largest standard deviation of a colour."""
-    levels = small.reshape(-1, 3).astype(np.float64)  # whole numbers, so their sums are exact
-    mean = levels.mean(axis=0)
-    squares = np.diagonal(levels.T @ levels) / len(levels)  # many times faster than numpy's own way
-    return float(np.sqrt(np.max(squares - mean * mean)))
+    levels = np.ascontiguousarray(small.reshape(-1, 3).T, np.float64)  # whole numbers, so their sums are exact
+    squares = np.array([level @ level for level in levels]) / levels.shape[1]
+    return float(np.sqrt(np.max(squares - levels.mean(axis=1) ** 2)))
 
 
 def _cells(small: NDArray[np.uint8]) -> NDArray[np.float32]:

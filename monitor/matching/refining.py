@@ -141,6 +141,5 @@ class _Sides:
 
 def _along(cells: NDArray[np.float32], columns: NDArray[np.int64]) -> NDArray[np.float32]:
     """The cells [live, ref] in these columns [..., live]; 0 beyond the border."""
-    inside = (columns >= 0) & (columns < cells.shape[1])
-    found = cells[np.arange(len(cells)), np.clip(columns, 0, cells.shape[1] - 1)]
-    return np.where(inside, found, np.float32(0))
+    bordered = np.pad(cells, ((0, 0), (1, 1)))
+    return np.asarray(bordered[np.arange(len(cells)), np.clip(columns + 1, 0, cells.shape[1] + 1)])

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -29,6 +30,7 @@ MAX_PATHS = 24  # kept apart in one segment; older ones are joined
 BACK_S = 2  # how far a path may step back in the reference and still go on where another stopped
 EXPLAIN_S = 20  # a segment may go on so long after another, as its echo
 AS_WELL = 0.85  # of a segment's own similarity, with which another explains it
+MAX_PAIRS = 4096  # of a reference's seconds whose likeness is kept
 REMEMBER_S = 60  # closed segments are kept so long, to tell echoes
 
 
@@ -84,8 +86,13 @@ class SegmentView:
 
     @property
     def points(self) -> list[tuple[int, int]]:
-        """Cells (live_s, ref_s) of its paths, thinned, in order."""
-        return sorted({point for path in self.paths for point in (path.first, *path.points, path.last)})
+        """Cells (live_s, ref_s) of its paths, thinned, in order, as the paths are: none overlaps another in time."""
+        points: list[tuple[int, int]] = []
+        for path in self.paths:
+            points += path.points if path.points and path.points[0] == path.first else (path.first, *path.points)
+            if points[-1] != path.last:
+                points.append(path.last)
+        return points
 
     @property
     def name(self) -> Name:
@@ -101,7 +108,8 @@ class SegmentView:
     @cached_property
     def _line(self) -> tuple[int, NDArray[np.int64]]:
         """The first stream second of the paths, and the reference second that they give for it and each after it."""
-        live, ref = np.array(self.points).T
+        points = self.points
+        live, ref = np.fromiter(chain.from_iterable(points), np.int64, 2 * len(points)).reshape(-1, 2).T
         seconds = np.arange(live[0], live[-1] + 1)
         return int(live[0]), np.round(np.interp(seconds, live, ref)).astype(np.int64)
 
@@ -175,6 +183,8 @@ class Stitcher:
         self._reference_rows = reference_rows
         self._live_row = live_row  # of a stream second that is still at hand
         self._segments: list[_Segment] = []  # open ones, and closed ones for a while
+        # How alike two seconds of a reference are, by reference: next second the same are asked for again.
+        self._likeness: dict[ReferenceId, dict[tuple[int, int], float]] = {}
 
     def push(self, final_s: int, states: list[PathState], told: Collection[Name] = ()) -> list[SegmentView]:
         """Views of every open segment and of those that closed now; `final_s` is the newest final row.
@@ -192,6 +202,8 @@ class Stitcher:
         for segment in self._segments:
             segment.closed = segment.closed or id(segment) in closing
         self._segments = [s for s in self._segments if not s.closed or final_s - s.last_live_s <= REMEMBER_S]
+        if self._likeness:
+            self._forget_likeness()
         out = []
         for segment, view in views:
             if id(segment) in closing:
@@ -218,6 +230,7 @@ class Stitcher:
     def drop(self, references: Collection[ReferenceId]) -> None:
         """Forgets every segment of these references."""
         self._segments = [segment for segment in self._segments if segment.reference not in references]
+        self._forget_likeness()
 
     def state(self) -> list[SegmentState]:
         """All that `restore` needs: every open path is told again before it is looked at, so `ahead` is left out."""
@@ -242,6 +255,14 @@ class Stitcher:
             )
             for state in states
         ]
+
+    def _forget_likeness(self) -> None:
+        needed = self.references()
+        self._likeness = {
+            reference: pairs
+            for reference, pairs in self._likeness.items()
+            if reference in needed and len(pairs) <= MAX_PAIRS
+        }
 
     def _place(self, state: PathState) -> None:
         # A closed segment has had its last word: a path put into it would never be told.
@@ -327,8 +348,12 @@ class Stitcher:
         inside = (theirs >= 0) & (theirs < len(rows))
         if not inside.any():
             return False
-        alike = np.einsum("ij,ij->i", rows[view.columns(lives)[inside]], rows[theirs[inside]])
-        return float(alike.mean()) >= self.scoring.echo_similarity
+        pairs = list(zip(view.columns(lives)[inside].tolist(), theirs[inside].tolist(), strict=True))
+        known = self._likeness.setdefault(view.reference, {})
+        if new := [pair for pair in pairs if pair not in known]:
+            own, other = np.array(new).T
+            known.update(zip(new, np.einsum("ij,ij->i", rows[own], rows[other]).tolist(), strict=True))
+        return float(np.array([known[pair] for pair in pairs], np.float32).mean()) >= self.scoring.echo_similarity
 
     def _explains(self, stronger: SegmentView, view: SegmentView) -> bool:
         """Whether the seconds of `view` match about as well where `stronger` would be by then."""
