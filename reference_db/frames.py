@@ -107,10 +107,14 @@ class HeldOneFps(Generic[T]):
         self._key, self._held = (pts_s, item), False
         return picks
 
+    def settles(self, time_s: float) -> bool:
+        """Whether `reach` would have anything to do."""
+        return self._key is not None and self._second + 0.5 < time_s
+
     def reach(self, time_s: float) -> list[tuple[int, float, T, bool]]:
         """The picks of all seconds whose middle lies before `time_s`."""
         picks: list[tuple[int, float, T, bool]] = []
-        while self._key is not None and self._second + 0.5 < time_s:
+        while self._key is not None and self.settles(time_s):
             if self._second - self._key[0] > MAX_HOLD_S:
                 self._second = math.ceil(time_s - 0.5)
                 break

@@ -114,7 +114,7 @@ class Sampling:
         self._held: HeldOneFps[av.VideoFrame] = HeldOneFps()
         self._scaler = VideoReformatter()  # one, since each keeps its tables
         self._last_second: int | None = None
-        self._end_s = 0.0
+        self._end_ticks: int | None = None  # of the last packet
         self._n_bad = 0
         self._n_damaged = 0
         self._seen = False
@@ -139,6 +139,8 @@ class Sampling:
         error: FFmpegError | None = None
         try:
             for packet in self._packets():
+                if self._is_uneventful(packet):
+                    continue
                 if self._live and packet.is_keyframe and packet.pts is not None:
                     yield b"K", KEY.pack(self._clock.of_packet(packet.pts), self._n_damaged)
                 yield from self._numbered(self._picks(packet))
@@ -154,14 +156,23 @@ class Sampling:
     def _packets(self) -> "Iterator[av.Packet[av.VideoStream]]":
         """The packets of the video; live, sound is listened to as well, since it may go on alone."""
         sound = self._container.streams.audio[:1] if self._live else ()
-        last_at = time.monotonic()
+        last_at, is_new = time.monotonic(), False
         for packet in _to_the_end(self._container.demux(self._stream, *sound)):
             if _is_video(packet):
-                last_at = time.monotonic()
+                is_new = True
                 if packet.size:  # the last one is empty
                     yield packet
+            elif is_new:
+                last_at, is_new = time.monotonic(), False
             elif time.monotonic() - last_at > self._no_video_s:
                 raise Refused("no_video", f"{self._name} has sound but no pictures any more.")
+
+    def _is_uneventful(self, packet: "av.Packet[av.VideoStream]") -> bool:
+        """Whether there is nothing to do for this packet, as for most in economy: no key, and it settles no second."""
+        if not self._economy or packet.is_keyframe or packet.pts is None or not self._seen:
+            return False
+        self._end_ticks = packet.pts
+        return not self._held.settles(self._clock.of_packet(packet.pts if packet.dts is None else packet.dts))
 
     def _numbered(self, picks: Iterator[Pick]) -> Iterator[tuple[bytes, bytes]]:
         """The records of the picks, each second once."""
@@ -184,12 +195,12 @@ class Sampling:
             for picture in self._decoded(packet) + self._drained():
                 yield from self._held.push(self._clock.of_picture(picture.pts), picture)
         if packet.pts is not None and self._seen:
-            self._end_s = self._clock.of_packet(packet.pts)
+            self._end_ticks = packet.pts
             yield from self._held.reach(self._clock.of_packet(packet.pts if packet.dts is None else packet.dts))
 
     def _last_picks(self) -> Iterator[Pick]:
         if self._economy:
-            yield from self._held.finish(self._end_s)
+            yield from self._held.finish(0.0 if self._end_ticks is None else self._clock.of_packet(self._end_ticks))
         else:
             yield from self._pushed(self._drained())
             yield from ((*pick, False) for pick in self._one_fps.finish())
