@@ -103,8 +103,10 @@ class Catalog:
             catalog = cls(data_dir, locked(data_dir))
         try:
             with told(data_dir):
-                catalog._connect_to_write()
-                catalog._clear_away_garbage()
+                # A change that a killed writer wrote to the log, but showed to nobody, may come to light as long as the
+                # log is not emptied; its files are no garbage till then.
+                if catalog._connect_to_write():
+                    catalog._clear_away_garbage()
         except BaseException:
             catalog.close()
             raise
@@ -342,7 +344,7 @@ class Catalog:
             self._close_after(error)  # what was committed stands, but nothing more goes through this connection
             sync_directory(self.data_dir)  # it stands in the log, whose name must stay
 
-    def _empty_log(self) -> None:
+    def _empty_log(self) -> bool:
         """Moves the change from the log to its place; where a reader stands in the way, the next change does it."""
         assert self._connection is not None
         try:
@@ -350,6 +352,8 @@ class Catalog:
         except apsw.BusyError:
             logger.info("a reader holds the catalogue's log; it is emptied with the next change")
             sync_directory(self.data_dir)  # the log's name must stay; that SQLite's own sync failed it would not say
+            return False
+        return True
 
     def _close_after(self, error: apsw.Error) -> None:
         """Lets go of a library whose disk has failed, as it is: closing must not try once more what failed."""
@@ -419,7 +423,8 @@ class Catalog:
         self._connection = connection
         return True
 
-    def _connect_to_write(self) -> None:
+    def _connect_to_write(self) -> bool:
+        """Whether the log is empty now."""
         path = self.data_dir / "catalog.sqlite"
         if not path.exists():
             _create(path)
@@ -428,7 +433,7 @@ class Catalog:
         if not is_made(db):
             raise apsw.CorruptError("it is empty")
         db.pragma("synchronous", "full")
-        self._empty_log()
+        return self._empty_log()
 
     def _clear_away_garbage(self) -> None:
         """Removes what a writer left that did not live to write the row; not while a row may be gone or misread."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+import reference_db.catalog as catalog_module
 from tests.chaos import power, storage
 
 SYNCS = ("fsync", "fdatasync", "rename", "unlink", "pwrite64")  # between these every wrong order shows
@@ -37,6 +38,23 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_it_acknowledged() -> N
     tally = storage.random_kills(25, seed=1)
     assert tally.wrong == []
     assert tally.n_acknowledged >= 10
+
+
+@pytest.mark.parametrize("with_writer", [False, True], ids=["alone", "with a writer in between"])
+@pytest.mark.parametrize("name", ["add", "remove", "replace"])
+def test_what_a_killed_writer_left_in_the_log_comes_to_light_whole_or_not_at_all(
+    name: str, with_writer: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_module, "BUSY_TIMEOUT_MS", 50)  # the reader that is in the way will not go
+    operation = next(operation for operation in storage.OPERATIONS if operation.name == name)
+    pairs = storage.hidden_changes(operation, with_writer)  # every reference is read to its last byte
+    states = [state for pair in pairs for state in pair]
+    before, after = states[0], states[-1]
+    assert before != after
+    assert {(seen == after, later == after) for seen, later in pairs} >= {(False, False), (True, True)}
+    assert all(later == after or seen == before == later for seen, later in pairs)
+    if not with_writer:
+        assert (before, after) in pairs, "no kill fell between the log and its being shown"
 
 
 def test_a_second_process_that_would_write_is_refused_with_a_sentence() -> None:
