@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
+from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.live import LiveSource, Patience
 from monitor.ingest.sources import Sample
 from monitor.metrics import Metrics
@@ -98,9 +99,9 @@ class Watching:
         return [sample.second for sample in self.samples]
 
     @property
-    def epochs(self) -> list[str]:
-        """Their names, in order."""
-        return list(dict.fromkeys(sample.epoch.name for sample in self.samples))
+    def epochs(self) -> list[ChannelEpoch]:
+        """In order; after a silence another may have the name of the one before, since its clock is the same."""
+        return list(dict.fromkeys(sample.epoch for sample in list(self.samples)))
 
     @property
     def holes(self) -> list[tuple[int, int, str]]:

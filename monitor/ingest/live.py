@@ -123,10 +123,10 @@ class LiveSource:
             self._child.kill()
 
     def _enter(self, state: str) -> None:
-        self.state = state
         for one in STATES:
             self._metrics.channel_state.labels(self.channel, one).set(one == state)
         self._metrics.channel_up.labels(self.channel).set(state in ("up", "impaired"))
+        self.state = state
 
     def _read(self, buffer: SampleBuffer) -> None:
         """The reading thread: one child after another until halted."""

@@ -31,7 +31,7 @@ def jump(by_s: float) -> Callable[[Studio], Figures]:
             epochs = story.watched.epochs
             assert len(epochs) == 2, epochs
             assert story.watched.value("copywatch_epochs_total") == 2
-            after = [one.second for one in story.watched.samples if one.epoch.name == epochs[1]]
+            after = [one.second for one in story.watched.samples if one.epoch == epochs[1]]
             assert after == list(range(after[0], after[0] + len(after)))  # never stretched over the jump
             return {"epochs": 2}
 
