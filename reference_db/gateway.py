@@ -105,6 +105,10 @@ class Gateway:
         number = path.split("/", 3)[2] if path.count("/") > 2 else ""
         return self._urls.get(int(number), "") if number.isascii() and number.isdigit() else ""
 
+    def is_stream(self, path: str) -> bool:
+        """Whether a loopback path stands for the stream itself, and not for a segment, which is to come at once."""
+        return path.split("/", 3)[2:3] == ["0"]
+
     def _linked(self, base: str, uri: str) -> str:
         try:
             url = urljoin(base, uri)
@@ -152,7 +156,7 @@ class _Door(BaseHTTPRequestHandler):
             if "://" in self.path and urlsplit(self.path).netloc != f"127.0.0.1:{self.gateway.port}":
                 raise AddressRefused("It leads to an address that is not part of the stream.")
             with self.gateway.fetch(path, headers) as reply:
-                self._pass_on(reply)
+                self._pass_on(reply, self.gateway.is_stream(path))
         except urllib.error.HTTPError as error:
             with error:
                 if error.code < 400:
@@ -172,7 +176,7 @@ class _Door(BaseHTTPRequestHandler):
         except OSError:
             return  # FFmpeg hung up
 
-    def _pass_on(self, reply: http.client.HTTPResponse) -> None:
+    def _pass_on(self, reply: http.client.HTTPResponse, is_stream: bool) -> None:
         head = b""
         while len(head) < 7 and (part := reply.read1(CHUNK_BYTES)):
             head += part
@@ -189,11 +193,13 @@ class _Door(BaseHTTPRequestHandler):
             if length is None:
                 self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            self._stream(head, reply, send)
+            self._stream(head, reply, send, LITTLE_S if is_stream and length is None else 0.0)
         except OSError:
             return  # one of the two hung up; without the last chunk or byte FFmpeg can tell
 
-    def _stream(self, head: bytes, reply: http.client.HTTPResponse, send: Callable[[bytes], None]) -> None:
+    def _stream(
+        self, head: bytes, reply: http.client.HTTPResponse, send: Callable[[bytes], None], wait_s: float
+    ) -> None:
         part = head
         while part:
             send(part)
@@ -203,8 +209,8 @@ class _Door(BaseHTTPRequestHandler):
             except (http.client.HTTPException, OSError) as error:  # FFmpeg takes a missing last chunk for the end
                 self.gateway.cut_off = self.gateway.troubled(error, reply.url)
                 return
-            if time.monotonic() - asked_at > AT_ONCE_S:
-                time.sleep(LITTLE_S)
+            if wait_s and time.monotonic() - asked_at > AT_ONCE_S:
+                time.sleep(wait_s)
         if send == self._send_chunk:
             self._send_chunk(b"")
 

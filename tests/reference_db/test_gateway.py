@@ -289,6 +289,26 @@ def test_small_chunks_that_wait_are_passed_on_at_once(monkeypatch: pytest.Monkey
     assert len(waits) < 30  # one for each piece would be 300
 
 
+def test_what_comes_slowly_is_waited_for_in_the_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("reference_db.gateway.AT_ONCE_S", -1.0)  # everything counts as slow
+    monkeypatch.setattr("reference_db.gateway.time.sleep", waits.append)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b"x" * 200_000)
+
+    with serving(answering(answer)) as web:
+        place = f"http://127.0.0.1:{web.server_address[1]}"
+        gateway, _ = gateway_for(f"{place}/air.ts")
+        segment = gateway.local(f"{place}/segment.ts")
+        assert len(read(segment)) == 200_000
+        assert not waits  # many of them are behind each other, and each has a connection of its own
+        assert len(read(gateway.address)) == 200_000
+        assert waits
+
+
 @pytest.mark.parametrize("length", [True, False])
 def test_a_stream_that_ends_has_ended_whether_or_not_its_length_was_told(film: Path, length: bool) -> None:
     content = film.read_bytes()
