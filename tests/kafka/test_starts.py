@@ -32,7 +32,7 @@ def by_name(alerts: list[Alert]) -> dict[tuple[str, int], Alert]:
     return {(alert.id, alert.seq): replace(alert, continues=None) for alert in alerts}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     parts=parts(), quiet_s=st.sampled_from([0, CLEAR_S, QUIET]), more=parts(), seed=st.integers(0, 3), data=st.data()
 )
