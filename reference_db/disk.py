@@ -23,7 +23,7 @@ def write_file(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         aside.rename(path)
-    except OSError:
+    except BaseException:
         aside.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)

@@ -20,6 +20,7 @@ from typing import Any
 
 import faiss
 
+from reference_db.disk import write_file
 from reference_db.parts import CodeBook, CodedPart
 from reference_db.references import ReferenceId
 
@@ -92,17 +93,7 @@ class PartFiles:
             os.fsync(file.fileno())
         name = f"main.{sha256[:16]}.faiss"
         aside.rename(self.folder / name)
-        listed = self.folder / (LIST + ".part")
-        with listed.open("wb") as file:
-            file.write(_sealed({**self._made_by, "file": name, "sha256": sha256, "keys": part.keys}))
-            file.flush()
-            os.fsync(file.fileno())
-        listed.rename(self.folder / LIST)
-        handle = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        write_file(self.folder / LIST, _sealed({**self._made_by, "file": name, "sha256": sha256, "keys": part.keys}))
         for old in self.folder.glob("main.*.faiss"):
             if old.name != name:
                 old.unlink()

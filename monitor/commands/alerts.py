@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -174,6 +173,7 @@ def alerts_export(
 ) -> None:
     """Write one archive with all that is known of an alert, and the SHA-256 sum of each of its files."""
     from monitor.evidence.store import EvidenceStore, zone_of
+    from reference_db.disk import write_file
 
     zone = None if time_zone is None else zone_of(time_zone)
     if time_zone is not None and zone is None:
@@ -183,16 +183,7 @@ def alerts_export(
         complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
         raise typer.Exit(FAILED)
     path = output or Path(f"{alert_id}.zip")
-    aside = path.with_name(path.name + ".tmp")
-    try:
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    write_file(path, content)
     typer.echo(path)
 
 

@@ -53,8 +53,6 @@ class Outages:
 
     def _tell(self, event: str, name: str, state: str, since: int) -> None:
         data = {"channel": name, "state": state, "down_since": rfc3339(datetime.fromtimestamp(since, UTC))}
-        name_of_it = hashlib.sha256(f"{event} {name} {since}".encode()).hexdigest()[
-            :24
-        ]  # by the specification, no dots
-        message = Message(f"msg_{name_of_it}", event, None, body_of(event, data))
+        digest = hashlib.sha256(f"{event} {name} {since}".encode()).hexdigest()[:24]  # an id may have no dots
+        message = Message(f"msg_{digest}", event, None, body_of(event, data))
         self._webhooks.owe([message], (f"down {name}", since if event == CHANNEL_DOWN else 0))
