@@ -36,7 +36,7 @@ Part = dict[str, Any]  # figures; `wrong` says how often a promise was broken, `
 
 def storage(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     """The library: every system call, every disk fault, random kills, power cuts, flipped bytes, wrong writers."""
-    from tests.chaos import disks, flips, power, storage
+    from tests.chaos import disks, flips, power, random_kills, storage
 
     if shutil.which("strace") is None:
         raise SystemExit("chaos: this needs strace; on Debian: apt-get install strace")
@@ -51,7 +51,7 @@ def storage(args: argparse.Namespace, say: Say) -> dict[str, Part]:
 
     run("kill at every system call", lambda: storage.kill_points(storage.OPERATIONS, sample, args.seed, say))
     run("disk fault at every call", lambda: storage.disk_faults(storage.OPERATIONS, sample, args.seed, say))
-    run("random kills", lambda: storage.random_kills(args.kills, args.seed))
+    run("random kills", lambda: random_kills.random_kills(args.kills, args.seed))
     if os.geteuid() == 0:
         run("full and read-only disks", lambda: disks.fill_disks(range(200, 2000, 100)))
         run("disks without room for a file", lambda: disks.use_up_files(range(8, 60, 2)))

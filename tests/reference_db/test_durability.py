@@ -3,7 +3,7 @@
 import pytest
 
 import reference_db.catalog as catalog_module
-from tests.chaos import power, storage
+from tests.chaos import power, random_kills, storage
 
 SYNCS = ("fsync", "fdatasync", "rename", "unlink", "pwrite64")  # between these every wrong order shows
 
@@ -35,7 +35,7 @@ def test_nothing_is_written_to_the_catalogue_after_a_sync_of_it_failed(name: str
 
 
 def test_a_writer_killed_at_any_moment_loses_nothing_that_it_acknowledged() -> None:
-    tally = storage.random_kills(25, seed=1)
+    tally = random_kills.random_kills(25, seed=1)
     assert tally.wrong == []
     assert tally.n_acknowledged >= 10
 
