@@ -78,8 +78,8 @@ class Air:
         tick = max(0, round(((self.at_s if from_s is None else from_s) - burst_s) * 8))
         while True:
             while tick / 8 > self.at_s:
-                # Air comes as time passes: a server that is not paced is no live server.
-                time.sleep(min(0.05, max(0.001, (tick / 8 - self.at_s) / self.speed)))
+                wait_s = min(0.05, max(0.001, (tick / 8 - self.at_s) / self.speed))
+                time.sleep(wait_s)  # air comes as time passes: a server that is not paced is no live server
             yield self.piece(tick)
             tick += 1
 
