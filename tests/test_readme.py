@@ -1,4 +1,4 @@
-"""The README says what the code does: its tables, its commands and its configuration are checked against it."""
+"""The README and its pages say what the code does: tables, commands, configuration and links are checked."""
 
 import os
 import re
@@ -19,8 +19,9 @@ from monitor.metrics import Metrics
 from monitor.settings import ChannelSettings, Settings, load_settings
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
-BLOCKS = [(kind, body) for kind, body in re.findall(r"^```(\w+)\n(.*?)^```", README, re.M | re.S)]
+PAGES = {page: page.read_text() for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+BLOCKS = [block for words in PAGES.values() for block in re.findall(r"^```(\w+)\n(.*?)^```", words, re.M | re.S)]
+LINKS = [(page, link) for page, words in PAGES.items() for link in re.findall(r"\]\(([^)]+)\)", words)]
 COMMANDS = [
     line.removeprefix("$ ")
     for kind, body in BLOCKS
@@ -32,9 +33,11 @@ CHEAP = {"copywatch version", "copywatch refs list", "copywatch config show"}
 
 
 def section(title: str) -> str:
-    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", README, re.M | re.S)
-    assert found, f"the README has no section {title}"
-    return found.group(1)
+    """A page, or a section of one, by its heading."""
+    for words in PAGES.values():
+        if found := re.search(rf"^(##?) {title}\n(.*?)(?=^\1 |\Z)", words, re.M | re.S):
+            return found.group(2)
+    raise AssertionError(f"no page has a section {title}")
 
 
 def table(text: str) -> str:
@@ -42,7 +45,7 @@ def table(text: str) -> str:
 
 
 def settings_table() -> str:
-    """What the code says about its settings, as the README should have it."""
+    """What the code says about its settings, as its page should have it."""
     rows = ["| Key | Default | What it is |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         section = field.annotation
@@ -66,7 +69,7 @@ def _default(value: object) -> str:
 
 
 def metrics_table() -> str:
-    """What the code says about its metrics, as the README should have it."""
+    """What the code says about its metrics, as its page should have it."""
     rows = ["| Metric | Kind | Labels | What it counts |", "|---|---|---|---|"]
     for family in vars(Metrics(CollectorRegistry())).values():
         if isinstance(family, MetricWrapperBase):
@@ -86,11 +89,11 @@ def test_the_table_of_metrics_is_the_code_s() -> None:
 
 
 def test_the_table_of_commands_is_whole() -> None:
-    named = {
-        tuple(re.findall(r"[a-z]+", row)[1:3]) for row in table(section("Your own videos and channels")).splitlines()
-    }
+    named = {tuple(re.findall(r"[a-z]+", row)[1:3]) for row in table(section("Commands")).splitlines()}
     for path in _commands(typer.main.get_command(app)):
-        assert any(words[: len(path)] == path for words in named), f"copywatch {' '.join(path)} is not in the README"
+        assert any(words[: len(path)] == path for words in named), (
+            f"copywatch {' '.join(path)} is not in docs/commands.md"
+        )
 
 
 def _commands(command: object) -> list[tuple[str, ...]]:
@@ -111,6 +114,16 @@ def test_each_command_is_one_that_there_is(line: str) -> None:
         assert name in command.commands, f"there is no command {name}"
         command = command.commands[name]
     command.make_context(command.name, arguments)  # fails on an option that there is not
+
+
+@pytest.mark.parametrize(("page", "link"), [(page, link) for page, link in LINKS if "://" not in link])
+def test_each_link_leads_somewhere(page: Path, link: str) -> None:
+    assert (page.parent / link).is_file()
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    named = {ROOT / link for page, link in LINKS if page.name == "README.md"}
+    assert PAGES.keys() - {ROOT / "README.md"} <= named
 
 
 def test_the_readme_shows_commands_that_can_be_run_here() -> None:

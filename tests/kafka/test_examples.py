@@ -1,4 +1,4 @@
-"""The README's two producers, taken from it word for word but for address and topics, run against a real broker."""
+"""The two producers of docs/kafka.md, word for word but for address and topics, run against a real broker."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ FPS = 4
 
 
 def example(language: str, *needed: str) -> str:
-    """The block of code of the README in this language that has all these words."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    """The block of code of the page in this language that has all these words."""
+    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs/kafka.md").read_text(), re.DOTALL)
     (found,) = [block for block in blocks if all(word in block for word in needed)]
     return str(found)
 
@@ -61,7 +61,7 @@ def adapted(code: str, fleet: Fleet) -> str:
     return code
 
 
-def test_both_producers_of_the_readme_are_understood(fleet: Fleet, member: Member, tmp_path: Path) -> None:
+def test_both_producers_of_the_page_are_understood(fleet: Fleet, member: Member, tmp_path: Path) -> None:
     by_python = example("python", "AIOKafkaProducer")
     assert len([line for line in by_python.splitlines() if line]) <= 15
     subprocess.run([sys.executable, "-c", adapted(by_python, fleet)], cwd=tmp_path, check=True, timeout=120)
