@@ -93,7 +93,8 @@ def quick_tile(cells: NDArray[np.float32]) -> TileMaps:
 def quick_maps(cells: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
     """Mask [M, N] and step [M-1, N-1] of a matrix, zero beyond it; each within four cells of what it depends on."""
     height, width = cells.shape
-    wide = np.pad(cells, HALO)
+    wide = np.zeros((height + 2 * HALO, width + 2 * HALO), np.float32)
+    wide[HALO:-HALO, HALO:-HALO] = cells
     along = sum(wide[n : n + height, n : n + width] for n in range(2 * HALO + 1)) / np.float32(2 * HALO + 1)
     mask = np.clip(np.maximum(along, cells), 0, 1).astype(np.float32)
     ways = np.stack([cells[1:, 1:] + np.float32(0.1), cells[:-1, 1:], cells[1:, :-1]])

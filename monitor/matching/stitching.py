@@ -286,13 +286,14 @@ class Stitcher:
         return [
             (
                 segment,
-                self._marked(view, others) if self._may_be_told(segment, view) and is_examined(segment, view) else view,
+                self._marked(view, others) if self._may_echo(segment, view) and is_examined(segment, view) else view,
             )
             for segment, view in views
         ]
 
-    def _may_be_told(self, segment: _Segment, view: SegmentView) -> bool:
-        return not segment.closed and view.score >= self._told_from
+    def _may_echo(self, segment: _Segment, view: SegmentView) -> bool:
+        """Whether it matters if this is an echo: nobody is told of a closed one, nor of one that scores too little."""
+        return self.scoring.echo_similarity <= 1 and not segment.closed and view.score >= self._told_from
 
     def _view(self, segment: _Segment) -> SegmentView:
         chosen = _strongest([state.ahead for state in segment.paths.values()])
