@@ -52,16 +52,11 @@ class House:
 
 def build_house(folder: Path) -> House:
     """Made once; what is done to a copy of it does not touch it."""
-    film = media.write_clip(folder / "film.mp4", ((n / FPS, FILM.picture(n / FPS)) for n in range(40 * FPS)), fps=FPS)
+    film = media.write_clip(folder / "film.mp4", media.pieces(FPS, (FILM, 0, 40)), fps=FPS)
     with Catalog.open(folder / "library", write=True) as catalog:
         register(film, catalog, load_encoder())
-    # other 10 s, the film from its second 6.3 for 16 s, other 20 s, the film from 20.2 for 14 s, other 20 s
-    air = [OTHER.picture(n / FPS) for n in range(10 * FPS)]
-    air += [FILM.picture(6.3 + n / FPS) for n in range(16 * FPS)]
-    air += [OTHER.picture(100 + n / FPS) for n in range(20 * FPS)]
-    air += [FILM.picture(20.2 + n / FPS) for n in range(14 * FPS)]
-    air += [OTHER.picture(200 + n / FPS) for n in range(20 * FPS)]
-    clip = media.write_clip(folder / "air.ts", ((n / FPS, shown) for n, shown in enumerate(air)), fps=FPS)
+    air = media.pieces(FPS, (OTHER, 0, 10), (FILM, 6.3, 16), (OTHER, 100, 20), (FILM, 20.2, 14), (OTHER, 200, 20))
+    clip = media.write_clip(folder / "air.ts", air, fps=FPS)
     return House(folder / "library", clip)
 
 

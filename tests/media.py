@@ -1,13 +1,15 @@
 """Test clips, made on the spot: rich moving pictures that differ by seed and by second."""
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
 from numpy.typing import NDArray
+
+from monitor.demo.films import Film
 
 
 def picture(seed: int, time_s: float, width: int = 320, height: int = 180) -> NDArray[np.uint8]:
@@ -42,6 +44,15 @@ def number_of(shown: NDArray[np.uint8]) -> int:
     width = shown.shape[1]
     middles = [int((bit + 0.5) * width / 12) for bit in range(12)]
     return sum((int(shown[shown.shape[0] // 2, x].mean()) > 128) << bit for bit, x in enumerate(middles))
+
+
+def pieces(fps: int, *parts: tuple[Film, float, int]) -> Iterator[tuple[float, NDArray[np.uint8]]]:
+    """Pieces of films one after the other, each from one of its seconds on for so many: pictures with their times."""
+    number = 0
+    for film, from_s, length_s in parts:
+        for n in range(length_s * fps):
+            yield number / fps, film.picture(from_s + n / fps)
+            number += 1
 
 
 def write_clip(

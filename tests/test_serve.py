@@ -60,14 +60,11 @@ class Serving:
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Serving]:
-    film = media.write_clip(tmp_path / "film.mp4", ((n / FPS, FILM.picture(n / FPS)) for n in range(30 * FPS)), fps=FPS)
+    film = media.write_clip(tmp_path / "film.mp4", media.pieces(FPS, (FILM, 0, 30)), fps=FPS)
     with Catalog.open(tmp_path / "data", write=True) as catalog:
         register(film, catalog, load_encoder())
-    # other for 8 s, the film from its second 6.3 for 16 s, other for 20 s
-    air = [OTHER.picture(n / FPS) for n in range(8 * FPS)]
-    air += [FILM.picture(6.3 + n / FPS) for n in range(16 * FPS)]
-    air += [OTHER.picture(100 + n / FPS) for n in range(20 * FPS)]
-    media.write_clip(tmp_path / "air.ts", ((n / FPS, shown) for n, shown in enumerate(air)), fps=FPS)
+    air = media.pieces(FPS, (OTHER, 0, 8), (FILM, 6.3, 16), (OTHER, 100, 20))
+    media.write_clip(tmp_path / "air.ts", air, fps=FPS)
     config = tmp_path / "copywatch.yaml"
     config.write_text(
         f"""

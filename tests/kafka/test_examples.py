@@ -35,7 +35,7 @@ def example(language: str, *needed: str) -> str:
 @pytest.fixture
 def fleet(broker: Broker, tmp_path: Path) -> Fleet:
     """A film in the library, and twenty of its seconds as a folder of pictures."""
-    film = media.write_clip(tmp_path / "film.mp4", ((n / FPS, FILM.picture(n / FPS)) for n in range(40 * FPS)), fps=FPS)
+    film = media.write_clip(tmp_path / "film.mp4", media.pieces(FPS, (FILM, 0, 40)), fps=FPS)
     encoder = load_encoder()
     with Catalog.open(tmp_path / "data", write=True) as catalog:
         register(film, catalog, encoder)
