@@ -110,7 +110,7 @@ def check(
     if segments is not None and not segments.parent.is_dir():  # said now, not after hours of work
         raise typer.BadParameter(f"there is no folder {segments.parent}; make it first.", param_hint="--segments")
     settings = settings_of(context, config_file, data_dir)
-    from monitor.pipeline import check_file
+    from monitor.checking import check_file
 
     found: list[dict[str, Any]] = []
     n_failed = 0

@@ -17,32 +17,28 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from prometheus_client import CollectorRegistry
 
-from monitor.alerting.alerts import ENDED, STARTED, Alert, AlertBook, BookState, Gap
+from monitor.alerting.alerts import STARTED, Alert, AlertBook, BookState, Gap
 from monitor.alerting.outbox import Letter
-from monitor.compute import Compute, Models, Thought, load_models, thought_through
-from monitor.desk.desk import Desk
+from monitor.compute import Compute, Models, Thought, thought_through
 from monitor.desk.rules import NO_RULES, Rules
 from monitor.errors import MonitorError, SnapshotRefused
 from monitor.evidence.keeper import EvidenceKeeper, Seen
 from monitor.ingest.clock import MAX_SILENCE_S, ChannelEpoch
 from monitor.ingest.ledger import FrameLedger
-from monitor.ingest.sources import FileSource, Position, Sample, Source
+from monitor.ingest.sources import Position, Sample, Source
 from monitor.ingest.windows import LiveSecond
 from monitor.matching.matcher import Matcher, MatcherState, Matching
 from monitor.matching.stitching import Scoring, SegmentView
 from monitor.metrics import Metrics
 from monitor.settings import Settings
 from monitor.snapshots import pack, unpack
-from reference_db.catalog import Catalog, Reference, ReferenceId
+from reference_db.catalog import Reference, ReferenceId
 from reference_db.errors import CatalogError
-from reference_db.frames import probe
 from reference_db.index import Hits, ReferenceIndex
 
 KEEP_EVERY_S = 2.0  # between two snapshots of a channel that tells nothing
@@ -451,75 +447,3 @@ def count_news(channel: str, outcome: Outcome, metrics: Metrics) -> None:
         if alert.type == STARTED:
             waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
             metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)
-
-
-def check_file(
-    path: Path,
-    channel: str,
-    *,
-    settings: Settings,
-    on_alert: Callable[[Alert], None] = lambda alert: None,
-    progress: Callable[[float, float | None], None] | None = None,
-) -> list[dict[str, object]]:
-    """One JSON-able object per final segment, in the file's own seconds, by the pipeline that `serve` runs.
-
-    `progress` is told the second reached and the file's length where it says one. Raises MediaError, CatalogError.
-    """
-    return asyncio.run(_check_file(path, channel, settings, on_alert, progress))
-
-
-async def _check_file(
-    path: Path,
-    channel: str,
-    settings: Settings,
-    on_alert: Callable[[Alert], None],
-    progress: Callable[[float, float | None], None] | None,
-) -> list[dict[str, object]]:
-    duration_s = probe(path).duration_s
-    models, metrics = load_models(settings), Metrics(CollectorRegistry())
-    with Catalog.open(settings.data_dir) as catalog:
-        index = ReferenceIndex.build(catalog, models.encoder.encoder_id)
-    library = Library(index, Desk(settings.data_dir).rules())
-    segments: list[Alert] = []
-
-    def keep(alert: Alert) -> None:
-        on_alert(alert)
-        if alert.type == ENDED:
-            segments.append(alert)
-
-    compute = Compute(models, metrics)
-    source = FileSource(channel, path, metrics)
-    watch = _Reporting(library, models, settings, metrics, lambda s: progress(s, duration_s) if progress else None)
-    try:
-        await run_stream(source, watch, Straight(keep), compute, metrics)
-    finally:
-        compute.close()
-    return [alert.as_dict() for alert in sorted(segments, key=lambda alert: (alert.channel_start, alert.id))]
-
-
-class Straight:
-    """Hands alerts to a function as they come; a recording can always be checked again."""
-
-    keeps_state = False
-
-    def __init__(self, tell: Callable[[Alert], None]) -> None:
-        self._tell = tell
-
-    async def put(self, letter: Letter) -> None:
-        for alert in letter.alerts:
-            self._tell(alert)
-
-
-class _Reporting(Watch):
-    """A watch that says how far it has come."""
-
-    def __init__(
-        self, library: Library, models: Models, settings: Settings, metrics: Metrics, reached: Callable[[float], None]
-    ) -> None:
-        super().__init__(library, models, settings, metrics)
-        self._reached = reached
-
-    def second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[Outcome]:
-        outcome = yield from super().second(sample, row, informative)
-        self._reached(outcome.second + 1)
-        return outcome

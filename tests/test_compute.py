@@ -17,11 +17,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.alerting.alerts import Alert
+from monitor.checking import Straight
 from monitor.compute import Compute, Thought
 from monitor.ingest.ledger import FrameLedger
 from monitor.ingest.sources import BUFFER_S, Position, Sample, SampleBuffer, read_in_thread
 from monitor.metrics import Metrics
-from monitor.pipeline import Straight, Watch, run_stream
+from monitor.pipeline import Watch, run_stream
 from tests.studio import Studio
 
 

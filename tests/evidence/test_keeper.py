@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 
 from monitor.alerting.alerts import ENDED, Alert
 from monitor.alerting.outbox import Letter, Outbox
+from monitor.checking import Straight
 from monitor.cli import main
 from monitor.compute import Compute, Models, load_models
 from monitor.demo.films import Film
@@ -26,7 +27,7 @@ from monitor.evidence.keeper import EvidenceKeeper
 from monitor.evidence.store import EvidenceStore
 from monitor.ingest.sources import FileSource
 from monitor.metrics import Metrics
-from monitor.pipeline import Library, Straight, Watch, run_stream
+from monitor.pipeline import Library, Watch, run_stream
 from monitor.settings import Settings
 from reference_db.catalog import Catalog
 from reference_db.index import ReferenceIndex
@@ -83,16 +84,11 @@ def watched(folder: Path, recording: Path, models: Models) -> House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     folder = tmp_path_factory.mktemp("house")
     models = load_models(Settings(data_dir=folder))
-    film = media.write_clip(folder / "film.mp4", ((n / FPS, FILM.picture(n / FPS)) for n in range(100 * FPS)), fps=FPS)
+    film = media.write_clip(folder / "film.mp4", media.pieces(FPS, (FILM, 0, 100)), fps=FPS)
     with Catalog.open(folder, write=True) as catalog:
         register(film, catalog, models.encoder)
-    # other 10 s, the film from its second 6 for 80 s, other 30 s, the film from 50 for 14 s, other 25 s
-    air = [OTHER.picture(n / FPS) for n in range(10 * FPS)]
-    air += [FILM.picture(6 + n / FPS) for n in range(LONG_S * FPS)]
-    air += [OTHER.picture(100 + n / FPS) for n in range(30 * FPS)]
-    air += [FILM.picture(50 + n / FPS) for n in range(SHORT_S * FPS)]
-    air += [OTHER.picture(200 + n / FPS) for n in range(25 * FPS)]
-    clip = media.write_clip(folder / "air.ts", ((n / FPS, shown) for n, shown in enumerate(air)), fps=FPS)
+    air = media.pieces(FPS, (OTHER, 0, 10), (FILM, 6, LONG_S), (OTHER, 100, 30), (FILM, 50, SHORT_S), (OTHER, 200, 25))
+    clip = media.write_clip(folder / "air.ts", air, fps=FPS)
     house = watched(folder, clip, models)
     with Outbox.open(folder, ()) as outbox:
         outbox.write([Letter("ch5", house.alerts)])

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from monitor.alerting.alerts import Alert
+from monitor.checking import check_file
 from monitor.demo.air import Transmitter
 from monitor.errors import ConfigError
 from monitor.kafka.ingest import ingest
 from monitor.kafka.sharing import put_channel, remove_channels, shared_channels
-from monitor.pipeline import check_file
 from monitor.settings import ChannelSettings, Settings
 from monitor.supervisor import serve
 from tests.broker import Broker, free_ports
