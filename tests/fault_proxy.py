@@ -1,4 +1,4 @@
-"""A TCP proxy that does to a connection what networks do: stall, trickle, reset, hang up, cut it short, refuse it."""
+"""A TCP proxy, and one that does to a connection what networks do: stall, trickle, reset, hang up, cut, refuse it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from abc import ABC, abstractmethod
 from types import TracebackType
 from typing import Literal, Self
 
@@ -14,16 +15,14 @@ Fault = Literal["none", "stall", "trickle", "reset", "eof", "refuse"]
 TRICKLE_S = 0.5  # a byte each: enough to keep a socket's own time-out from firing
 
 
-class FaultProxy:
-    """Passes everything on to `target` until `fault` says otherwise, for connections that are open and for new ones."""
+class Proxy(ABC):
+    """Listens on a port of loopback (0: a free one); each connection is served by a thread of its own."""
 
-    def __init__(self, port: int) -> None:
-        self.fault: Fault = "none"
-        self.cut_after: int | None = None  # bytes of an answer, then the connection is closed
+    def __init__(self, target: int, port: int = 0) -> None:
+        self.target = target
         self.n_connections = 0
-        self.target = port
         self._open = True
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -45,12 +44,25 @@ class FaultProxy:
             except OSError:
                 return
             self.n_connections += 1
-            if self.fault == "refuse":
-                _reset(client)
-                continue
             threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
+    @abstractmethod
     def _serve(self, client: socket.socket) -> None:
+        """Serves one connection to its end."""
+
+
+class FaultProxy(Proxy):
+    """Passes everything on to `target` until `fault` says otherwise, for connections that are open and for new ones."""
+
+    def __init__(self, target: int) -> None:
+        self.fault: Fault = "none"
+        self.cut_after: int | None = None  # bytes of an answer, then the connection is closed
+        super().__init__(target)
+
+    def _serve(self, client: socket.socket) -> None:
+        if self.fault == "refuse":
+            _reset(client)
+            return
         try:
             server = socket.create_connection(("127.0.0.1", self.target))
         except OSError:

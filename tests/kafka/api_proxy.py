@@ -6,41 +6,23 @@ import contextlib
 import socket
 import struct
 import threading
-from types import TracebackType
-from typing import Self
+
+from tests.fault_proxy import Proxy
 
 # JoinGroup, Heartbeat, LeaveGroup, SyncGroup; OffsetCommit, OffsetFetch, FindCoordinator; and those of transactions
 COORDINATION = frozenset({8, 9, 10, 11, 12, 13, 14, 22, 24, 25, 26, 28})
 
 
-class ApiProxy:
+class ApiProxy(Proxy):
     """Passes requests on from one port to another; a connection that asks for one of `shut` is closed."""
 
     def __init__(self, port: int, target: int) -> None:
         self.shut: frozenset[int] = frozenset()
         self.n_refused = 0
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", port))
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+        super().__init__(target, port)
 
     def _serve(self, client: socket.socket) -> None:
-        with contextlib.suppress(OSError), client, socket.create_connection(("127.0.0.1", self._target)) as server:
+        with contextlib.suppress(OSError), client, socket.create_connection(("127.0.0.1", self.target)) as server:
             threading.Thread(target=_answer, args=(server, client), daemon=True).start()
             while len(size := client.recv(4, socket.MSG_WAITALL)) == 4:
                 request = client.recv(struct.unpack(">I", size)[0], socket.MSG_WAITALL)
