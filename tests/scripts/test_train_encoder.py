@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from monitor.learning.films import CACHE_FPS, is_held_back, load_films
 from reference_db.encoder import FEATURE_SIZE, load_encoder
 from tests.learning.clips import write_clip
 
@@ -97,8 +98,8 @@ def config(**changes: object) -> object:
 
 
 def test_a_batch_depends_on_its_number_alone_and_spares_twins(videos: Path, tmp_path: Path) -> None:
-    films = train_encoder.load_films(videos, tmp_path)
-    assert len(films.seconds) == 3 * 9 * train_encoder.CACHE_FPS
+    films = load_films(videos, tmp_path)
+    assert len(films.seconds) == 3 * 9 * CACHE_FPS
     np.testing.assert_allclose(films.seconds[:3], [0, 0.3, 0.5], atol=1e-3)  # of 10 a second, the first at or after
     batches = train_encoder.Batches(films, config(), 32)
     one, two, allowed = batches[4]
@@ -118,8 +119,8 @@ def test_a_batch_depends_on_its_number_alone_and_spares_twins(videos: Path, tmp_
 
 
 def test_held_back_films_are_never_learnt_from(videos: Path, tmp_path: Path) -> None:
-    films = train_encoder.load_films(videos, tmp_path)
-    held = [train_encoder.is_held_back(name, 0.5) for name in films.names]
+    films = load_films(videos, tmp_path)
+    held = [is_held_back(name, 0.5) for name in films.names]
     assert 0 < sum(held) < 3
     learnt = np.concatenate(train_encoder.Batches(films, config(held_back=0.5), 32).choices)
     assert {bool(held[film]) for film in films.film_of[learnt]} == {False}
@@ -151,34 +152,3 @@ def test_the_loss_is_what_the_slow_way_gives() -> None:
     assert float(spared) == pytest.approx(slow_loss(rows, allowed, 0.05, 0.7), rel=1e-3)
     assert float(train_encoder.loss_of(rows, allowed, 0.05, 0.0)[0]) < float(strict) - 0.1
     assert accuracy == 1
-
-
-def test_whitening_evens_out_all_directions() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(4000, 24, generator=generator) @ torch.randn(24, 24, generator=generator) + 3
-    weight, bias = train_encoder.whiten(rows, 0.0, 12)
-    out = rows @ weight.T + bias
-    torch.testing.assert_close(torch.cov(out.T), torch.eye(12), atol=2e-2, rtol=0)
-    torch.testing.assert_close(out.mean(0), torch.zeros(12), atol=1e-3, rtol=0)
-
-
-def test_imagenet_weights_are_read_as_they_were_meant() -> None:
-    encoder = train_encoder.imagenet_encoder()
-    picture = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
-    picture[:, 16:48, 16:48] = 200
-    pooled = train_encoder.pooled_rows(encoder, picture)
-    assert pooled.shape == (1, 1280)
-    assert 0.02 < (pooled > 0.01).float().mean() < 0.98  # folded wrongly, all of them die or all saturate
-    assert pooled.max() < 6
-
-
-def test_a_mixed_trunk_lies_between_its_ends() -> None:
-    start, trained = train_encoder.imagenet_encoder(), train_encoder.imagenet_encoder()
-    with torch.no_grad():
-        for parameter in trained.parameters():
-            parameter += 1
-    for share in (0.0, 0.25, 1.0):
-        mixed = train_encoder.mixed(trained, share)
-        torch.testing.assert_close(mixed.head.weight, start.head.weight + share)
-        torch.testing.assert_close(mixed.power, start.power + share)
-        assert torch.equal(mixed.project.weight, trained.project.weight)
