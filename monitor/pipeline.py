@@ -101,6 +101,7 @@ class WatchState:
     book: BookState | None
     gaps: list[Gap]
     matcher: MatcherState
+    seen_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,12 +136,14 @@ class Watch:
         self._searched: tuple[ReferenceIndex, NDArray[np.float32], Hits] | None = None  # a held second finds the same
         self._book: AlertBook | None = None
         self._gaps: deque[Gap] = deque(maxlen=GAPS_KEPT)
+        self._seen_at: datetime | None = None  # when the newest sample arrived
         self._forgotten: tuple[str, int] | None = None  # epoch and second up to which an earlier life saw the air
 
     def snapshot(self, position: Position) -> bytes:
         """All of it, with the position of the newest sample pushed; some 0.2 MB. Not while `push` runs."""
         epoch, newest_s = self._book.epoch if self._book else None, self._matcher.window.newest_s
-        state = WatchState(epoch, self._book.state() if self._book else None, list(self._gaps), self._matcher.state())
+        book = self._book.state() if self._book else None
+        state = WatchState(epoch, book, list(self._gaps), self._matcher.state(), self._seen_at)
         notes = {"position": dict(position), "epoch": epoch.name if epoch else None, "newest_s": newest_s}
         return pack(state, {"model": self._models.name}, notes)
 
@@ -162,6 +165,7 @@ class Watch:
         except (ValueError, IndexError, KeyError) as error:
             raise SnapshotRefused(f"its parts do not fit together ({error})", notes) from error
         self._matcher = matcher
+        self._seen_at = state.seen_at
         self._gaps.extend(state.gaps)
         if state.epoch is not None and state.book is not None:
             self._book = self._new_book(state.epoch)
@@ -180,10 +184,11 @@ class Watch:
 
     def second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> Thought[Outcome]:
         """What one sample led to. Gives tiles and takes their maps, so that channels can share the network's calls."""
-        alerts = self._enter(sample.epoch)
+        alerts = self._enter(sample)
         if self._evidence is not None:
             self._evidence.picture(sample.epoch, sample.second, sample.frame.picture)
         alerts += yield from self._second(sample, row, informative)
+        self._seen_at = sample.arrived_at
         return Outcome(sample.second, alerts, sample.arrived_at)
 
     def push(self, samples: list[Sample], rows: list[tuple[NDArray[np.float32], bool]]) -> list[Outcome]:
@@ -193,11 +198,16 @@ class Watch:
             for sample, (row, informative) in zip(samples, rows, strict=True)
         ]
 
-    def finish(self) -> list[Alert]:
-        """The last word on every open alert, when the stream or its epoch ends."""
+    def finish(self, silent_s: int = 0, reason: str = "reconnect") -> list[Alert]:
+        """The last word on every open alert, when the stream or its epoch ends.
+
+        Where it ends because nothing more came for so long, that is a gap of those that were on air to the last.
+        """
         if self._book is None:
             return []
         newest = self._matcher.window.newest_s or 0
+        if silent_s:
+            self._gaps.append(Gap(newest + 1, silent_s, reason))
         alerts = self._book.heed(self._library.rules, newest, list(self._gaps))
         alerts = self._shown(alerts + self._told(newest, self._matcher.finish()))  # asks the old matcher to refine
         self._matcher = self._new_matcher()
@@ -208,13 +218,22 @@ class Watch:
     def _new_matcher(self) -> Matcher:
         return Matcher(matching_of(self._settings), told_from=self._settings.alerting.threshold)
 
-    def _enter(self, epoch: ChannelEpoch) -> list[Alert]:
-        if self._book is not None and self._book.epoch == epoch:
-            self._book.epoch = epoch  # its wall time may be known better by now
+    def _enter(self, sample: Sample) -> list[Alert]:
+        if self._book is not None and self._book.epoch == sample.epoch:
+            self._book.epoch = sample.epoch  # its wall time may be known better by now
             return []
-        alerts = self.finish()
-        self._book = self._new_book(epoch)
+        silent_s = self._silent_s(sample)
+        alerts = self.finish(silent_s, sample.gap_reason)
+        self._book = self._new_book(sample.epoch)
+        if silent_s:
+            self._add_gap(Gap(sample.second - silent_s, silent_s, sample.gap_reason))
         return alerts
+
+    def _silent_s(self, sample: Sample) -> int:
+        """Seconds of air that were missed between two epochs; a clock that jumps in mid-stream misses none."""
+        if self._seen_at is None or sample.gap_reason == "unseen":
+            return 0
+        return max(0, round((sample.arrived_at - self._seen_at).total_seconds()) - 1)
 
     def _new_book(self, epoch: ChannelEpoch) -> AlertBook:
         alerting = self._settings.alerting
@@ -250,8 +269,12 @@ class Watch:
             if epoch == self._book.epoch.name:
                 first_s = min(first_s, until_s + 1)
         if first_s < sample.second:
-            self._gaps.append(Gap(first_s, sample.second - first_s, sample.gap_reason))
-            self._metrics.gap_seconds.labels(self._book.epoch.channel).inc(sample.second - first_s)
+            self._add_gap(Gap(first_s, sample.second - first_s, sample.gap_reason))
+
+    def _add_gap(self, gap: Gap) -> None:
+        assert self._book is not None
+        self._gaps.append(gap)
+        self._metrics.gap_seconds.labels(self._book.epoch.channel).inc(gap.seconds)
 
     def _match(self, live: LiveSecond) -> Thought[list[Alert]]:
         assert self._book is not None
@@ -402,10 +425,10 @@ class _Matching:
             async with self._at_work:
                 if self._heard_at is not None and time.monotonic() - self._heard_at >= SILENCE_S:
                     self._heard_at = None  # once is enough
-                    await self._end_epoch(self._position)
+                    await self._end_epoch(self._position, round(SILENCE_S))
 
-    async def _end_epoch(self, position: Position) -> None:
-        last = await self._compute.run("match", self._watch.finish)
+    async def _end_epoch(self, position: Position, silent_s: int = 0) -> None:
+        last = await self._compute.run("match", self._watch.finish, silent_s)
         self._position = position
         await self._put(await self._with_snapshot(Outcome(self._newest_s, last, datetime.now(UTC))))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from monitor.alerting.alerts import ENDED, Alert, Pause
+from monitor.alerting.alerts import ENDED, Alert, Gap, Pause
 from tests.planted_air import Air, Part, aired, new_watch, told
 
 AD = 1.0  # noise alone: something that is in no library
@@ -68,6 +70,24 @@ def test_what_was_not_seen_is_a_gap_and_no_pause() -> None:
     )
     assert [(gap.at, gap.seconds) for gap in alert.gaps] == [(28, 6)]
     assert alert.pauses == ()
+
+
+def test_what_was_missed_between_two_epochs_is_a_gap_of_the_alerts_before_and_after_it() -> None:
+    # a copy is on air when the source goes for an hour less 40 s, and when it comes back with another clock
+    air = aired([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
+    watch = new_watch()
+    alerts = [alert for alert in told(watch, air) if alert.type == ENDED]
+    before, after = alerts
+    missed_s = 2 * 3600 + 1000 - 40  # its wall clock is two hours on, of which it says that second 1000 is
+    assert before.gaps == (Gap(40, missed_s, "reconnect"),)
+    assert after.gaps == (Gap(1000 - missed_s, missed_s, "reconnect"),)
+    assert watch._metrics.gap_seconds.labels("ch5")._value.get() == missed_s
+
+
+def test_a_clock_that_jumps_in_mid_stream_misses_nothing() -> None:
+    air = aired([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
+    same = Air([replace(sample, gap_reason="unseen") for sample in air.samples], air.rows)
+    assert [alert.gaps for alert in ended(same)] == [(), ()]
 
 
 def test_pauses_survive_on_disk() -> None:

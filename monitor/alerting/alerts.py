@@ -43,8 +43,8 @@ class Gap:
     reason: str
 
     def touches(self, start_s: float, end_s: float) -> bool:
-        """Whether it falls into this span, or lies just before it, so that the span may have begun earlier."""
-        return self.at < end_s and self.at + self.seconds >= start_s - 1
+        """Whether it falls into this span, or lies just before or after it: there may have been more of it."""
+        return self.at <= end_s + 1 and self.at + self.seconds >= start_s - 1
 
 
 @dataclass(frozen=True, slots=True)
