@@ -77,7 +77,7 @@ def streams(args: argparse.Namespace, say: Say) -> dict[str, Part]:
         say(f"{name}: {json.dumps(figures)}")
 
     for repeat in range(args.repeats):
-        stories = {**streams.STORIES, **(streams.LONG_STORIES if repeat == 0 and not args.short else {})}
+        stories = {**(streams.long_stories(args.gone_for) if repeat == 0 and not args.short else {}), **streams.STORIES}
         chosen = {name: story for name, story in stories.items() if args.only in name}
         if chosen:
             with tempfile.TemporaryDirectory() as folder:
@@ -225,7 +225,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     channels.add_argument("--at-once", type=int, default=8, help="stories that happen at the same time")
     channels.add_argument("--cases", type=int, default=10**6, help="bad files to try; all there are by default")
     channels.add_argument("--only", default="", help="parts whose name has these words")
-    channels.add_argument("--short", action="store_true", help="without the stories that take minutes")
+    channels.add_argument("--short", action="store_true", help="without the stories that take minutes, or an hour")
+    channels.add_argument("--gone-for", type=float, default=3600.0, help="seconds that the source is away for long")
     channels.set_defaults(run=streams)
     process = commands.add_parser("serve", help="a running monitor and its machine; needs root, strace and faketime")
     process.add_argument("--at-once", type=int, default=3, help="stories that happen at the same time")

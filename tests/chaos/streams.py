@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.air import Air, WebServer, on_air
-from tests.chaos import clocks, transports
+from tests.chaos import clocks, outage, transports
 from tests.chaos.studio import Figures, Studio
 from tests.fault_proxy import FaultProxy
 from tests.watching import HASTY, LENGTH_S, watching
@@ -255,14 +255,18 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F55 recording as live": clocks.recording_as_live,
     "F61 no processor": stopped,
 }
-# Minutes of computing, so not part of the tests.
-LONG_STORIES: dict[str, Callable[[Studio], Figures]] = {
-    "F15 decoder killed, 4 times": partial(killed, times=4),
-    "F42 many wraps": clocks.many_wraps,
-    "F47 segments of 12 s": transports.long_segments,
-    "F52 a picture every 5 s": clocks.picture_rate(5.0),
-    "F52 120 pictures a second": clocks.picture_rate(1 / 120),
-}
+
+
+def long_stories(gone_for_s: float) -> dict[str, Callable[[Studio], Figures]]:
+    """Minutes of computing, or an hour of waiting, so not part of the tests. The longest begins first."""
+    return {
+        "F37 gone for an hour": outage.gone(gone_for_s),
+        "F15 decoder killed, 4 times": partial(killed, times=4),
+        "F42 many wraps": clocks.many_wraps,
+        "F47 segments of 12 s": transports.long_segments,
+        "F52 a picture every 5 s": clocks.picture_rate(5.0),
+        "F52 120 pictures a second": clocks.picture_rate(1 / 120),
+    }
 
 
 def run(
