@@ -38,6 +38,7 @@ Part = dict[str, Any]  # figures; `wrong` says how often a promise was broken, `
 def storage(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     """The library: every system call, every disk fault, random kills, power cuts, flipped bytes, wrong writers."""
     from tests.chaos import disks, flips, power, random_kills, storage
+    from tests.chaos.operations import OPERATIONS, WRONG
 
     if shutil.which("strace") is None:
         raise SystemExit("chaos: this needs strace; on Debian: apt-get install strace")
@@ -50,20 +51,20 @@ def storage(args: argparse.Namespace, say: Say) -> dict[str, Part]:
         parts[name] = trial().figures()
         say(f"  {json.dumps(parts[name])}  ({time.monotonic() - began:.0f} s)")
 
-    run("kill at every system call", lambda: storage.kill_points(storage.OPERATIONS, sample, args.seed, say))
-    run("disk fault at every call", lambda: storage.disk_faults(storage.OPERATIONS, sample, args.seed, say))
+    run("kill at every system call", lambda: storage.kill_points(OPERATIONS, sample, args.seed, say))
+    run("disk fault at every call", lambda: storage.disk_faults(OPERATIONS, sample, args.seed, say))
     run("random kills", lambda: random_kills.random_kills(args.kills, args.seed))
     if os.geteuid() == 0:
         run("full and read-only disks", lambda: disks.fill_disks(range(200, 2000, 100)))
         run("disks without room for a file", lambda: disks.use_up_files(range(8, 60, 2)))
     else:
         say("full and read-only disks: left out, only root may mount them")
-    run("power cuts", lambda: power.cuts(storage.OPERATIONS, args.cuts, args.seed))
+    run("power cuts", lambda: power.cuts(OPERATIONS, args.cuts, args.seed))
     run("flipped bytes", lambda: flips.flip_bytes(args.flips, args.seed))
-    for operation in storage.WRONG:
+    for operation in WRONG:
         run(f"control: {operation.name}", lambda one=operation: storage.kill_points([one], None, args.seed))  # type: ignore[misc]
     for forgotten in power.FORGOTTEN:
-        run(f"control: {forgotten}", lambda one=forgotten: power.cuts(storage.OPERATIONS, args.cuts, args.seed, one))  # type: ignore[misc]
+        run(f"control: {forgotten}", lambda one=forgotten: power.cuts(OPERATIONS, args.cuts, args.seed, one))  # type: ignore[misc]
     return parts
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from reference_db.catalog import Catalog, ReferenceId
 from reference_db.errors import StorageError
-from tests.chaos.storage import Tally, place, put, state
+from tests.chaos.operations import put, state
+from tests.chaos.storage import Tally, place
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from typing import Any
 from reference_db.catalog import Catalog
 from reference_db.errors import CatalogError
 from reference_db.verification import verify
-from tests.chaos.storage import FILM, GAME, NEWS, State, fingerprint_of, place, put, state
+from tests.chaos.operations import FILM, GAME, NEWS, State, fingerprint_of, put, state
+from tests.chaos.storage import place
 
 
 @dataclass

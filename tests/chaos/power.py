@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.storage import Operation, State, Tally, in_child, judge, n_files, place, state
+from tests.chaos.operations import Operation, State, judge, n_files, state
+from tests.chaos.storage import Tally, in_child, place
 
 SECTOR = 512
 CALLS = "openat,creat,close,write,pwrite64,ftruncate,fsync,fdatasync,rename,unlink,mkdir,sendto,dup,lseek"

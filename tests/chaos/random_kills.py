@@ -13,18 +13,8 @@ from pathlib import Path
 
 from reference_db.catalog import Catalog, ReferenceId
 from reference_db.errors import CatalogError, UnknownReference
-from tests.chaos.storage import (
-    State,
-    Tally,
-    judge,
-    n_files,
-    place,
-    put,
-    some_features,
-    some_reference,
-    some_thumbnails,
-    state,
-)
+from tests.chaos.operations import State, judge, n_files, put, some_features, some_reference, some_thumbnails, state
+from tests.chaos.storage import Tally, place
 
 
 def random_kills(n_kills: int, seed: int) -> Tally:

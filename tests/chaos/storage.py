@@ -2,11 +2,9 @@
 
 An operation runs in a forked child that strace holds: it is killed on entering its n-th system call of a kind, or that
 call fails with an error of the disk. Whatever happens, the library is then as it was before the operation or as it is
-after it, whole; after it if that was acknowledged; and the next process works on. `WRONG` are operations that break one
-rule each, so that it can be seen that the checks would notice.
+after it, whole; after it if that was acknowledged; and the next process works on.
 """
 
-import hashlib
 import os
 import random
 import re
@@ -19,21 +17,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import apsw
-import numpy as np
 
-import reference_db.catalog as catalog_module
-from reference_db.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
-from reference_db.errors import CatalogError, CatalogLocked
-from reference_db.verification import repair
+from reference_db.catalog import Catalog, ReferenceId
+from reference_db.errors import CatalogLocked
+from tests.chaos.operations import Operation, State, Work, create, judge, n_files, put, state
 
-FILM, NEWS, GAME = ReferenceId("film"), ReferenceId("news"), ReferenceId("game")
-N_SECONDS = 10
 SHARED_MEMORY = Path("/dev/shm")  # a kill does not ask for the disk, and memory is faster
 TRACED = "%file,%desc"  # what a writer asks of the system about files
 DISK_CALLS = (  # those that a failing disk fails, and how; opening and making may also meet a full table
@@ -43,19 +36,6 @@ DISK_CALLS = (  # those that a failing disk fails, and how; opening and making m
     *((call, error) for call in ("rename", "unlink") for error in ("EIO", "EROFS")),
     *((call, "EIO") for call in ("pread64", "getdents64")),
 )
-
-Ack = Callable[[], None]
-Work = Callable[[Path, Ack], None]
-State = dict[str, str]  # what can be read of each reference, as a hash
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One change, and the library that it begins with."""
-
-    name: str
-    prepare: Callable[[Path], None]
-    work: Work
 
 
 @dataclass
@@ -71,191 +51,6 @@ class Tally:
     def figures(self) -> dict[str, Any]:
         numbers = {"trials": self.n_trials, "faults": self.n_hit, "acknowledged": self.n_acknowledged}
         return numbers | {"left garbage": self.n_garbage, "wrong": len(self.wrong), "examples": self.wrong[:3]}
-
-
-# --- the operations --------------------------------------------------------------------------------------------------
-
-
-def some_reference(id: ReferenceId, seed: int = 0, n_seconds: int = N_SECONDS) -> Reference:
-    when, content = datetime(2026, 3, 1, 12, 0, seed % 60, tzinfo=UTC), f"{seed:064x}"
-    return Reference(id, f"Title {seed}", "Owner", {"seed": str(seed)}, content, n_seconds, 0, "enc-1", "", when)
-
-
-def some_features(seed: int = 0, n_seconds: int = N_SECONDS) -> ReferenceFeatures:
-    rows = np.random.default_rng(seed).standard_normal((n_seconds, 512))
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    return ReferenceFeatures(rows.astype(np.float16), np.ones(n_seconds, np.bool_))
-
-
-def some_thumbnails(seed: int = 0, n_seconds: int = N_SECONDS) -> list[bytes]:
-    return [b"jpeg %d of %d" % (second, seed) for second in range(n_seconds)]
-
-
-def put(catalog: Catalog, id: ReferenceId, seed: int) -> None:
-    catalog.add(some_reference(id, seed), some_features(seed), some_thumbnails(seed))
-
-
-def nothing(data_dir: Path) -> None:
-    """No library at all."""
-
-
-def two(data_dir: Path) -> None:
-    """A library with news and a game."""
-    with Catalog.open(data_dir, write=True) as catalog:
-        put(catalog, NEWS, 1)
-        put(catalog, GAME, 2)
-
-
-def create(data_dir: Path, ack: Ack) -> None:
-    Catalog.open(data_dir, write=True).close()
-    ack()
-
-
-def first(data_dir: Path, ack: Ack) -> None:
-    with Catalog.open(data_dir, write=True) as catalog:
-        put(catalog, FILM, 3)
-        ack()
-
-
-def add(data_dir: Path, ack: Ack) -> None:
-    with Catalog.open(data_dir, write=True) as catalog:
-        put(catalog, FILM, 3)
-        ack()
-
-
-def remove(data_dir: Path, ack: Ack) -> None:
-    with Catalog.open(data_dir, write=True) as catalog:
-        catalog.remove(NEWS)
-        ack()
-
-
-def swap(data_dir: Path, ack: Ack) -> None:
-    with Catalog.open(data_dir, write=True) as catalog:
-        catalog.replace(some_reference(NEWS, 4), some_features(4), some_thumbnails(4))
-        ack()
-
-
-def quarantine(data_dir: Path, ack: Ack) -> None:
-    with Catalog.open(data_dir, write=True) as catalog:
-        catalog.quarantine({NEWS: "its feature file has changed on disk"})
-        ack()
-
-
-def one_damaged(data_dir: Path) -> None:
-    """A library with news and a game, and the row of the news damaged."""
-    two(data_dir)
-    connection = apsw.Connection(str(data_dir / "catalog.sqlite"))
-    connection.execute("UPDATE reference SET record = replace(record, 'Owner', 'Thief') WHERE id = 'news'")
-    connection.close()
-
-
-def mend(data_dir: Path, ack: Ack) -> None:
-    repair(data_dir)
-    ack()
-
-
-OPERATIONS = (
-    Operation("create", nothing, create),
-    Operation("first", nothing, first),
-    Operation("add", two, add),
-    Operation("remove", two, remove),
-    Operation("replace", two, swap),
-    Operation("quarantine", two, quarantine),
-    Operation("repair", one_damaged, mend),
-)
-
-
-def _told_too_soon(data_dir: Path, ack: Ack) -> None:
-    with Catalog.open(data_dir, write=True) as catalog:
-        ack()
-        put(catalog, FILM, 3)
-
-
-def _row_before_files(data_dir: Path, ack: Ack) -> None:
-    monkey: Any = catalog_module
-    write_file, change, late = monkey.write_file, Catalog._change, list[tuple[Path, bytes]]()
-
-    def change_first(self: Catalog, **rows: Any) -> None:
-        change(self, **rows)
-        for path, content in late:
-            write_file(path, content)
-
-    monkey.write_file = lambda path, content: late.append((path, content))
-    Catalog._change = change_first  # type: ignore[method-assign]
-    add(data_dir, ack)
-
-
-def _files_removed_before_row(data_dir: Path, ack: Ack) -> None:
-    with Catalog.open(data_dir, write=True) as catalog:
-        catalog._remove_files(catalog._row(NEWS), keep=None)
-        catalog.remove(NEWS)
-        ack()
-
-
-def _replaced_in_two_steps(data_dir: Path, ack: Ack) -> None:
-    with Catalog.open(data_dir, write=True) as catalog:
-        catalog.remove(NEWS)
-        put(catalog, NEWS, 4)
-        ack()
-
-
-WRONG = (
-    Operation("acknowledged before it is committed", two, _told_too_soon),
-    Operation("row before files", two, _row_before_files),
-    Operation("files removed before their row", two, _files_removed_before_row),
-    Operation("replaced in two steps", two, _replaced_in_two_steps),
-)
-
-
-# --- what is left ----------------------------------------------------------------------------------------------------
-
-
-def state(data_dir: Path) -> State:
-    """What a reader finds: every reference with its features and thumbnails read to the last byte."""
-    with Catalog.open(data_dir) as catalog:
-        contents = catalog.contents()
-        if contents.problem:
-            raise AssertionError(f"the catalogue: {contents.problem}")
-        found: State = {id: f"damaged: {what}" for id, what in contents.damaged.items()}
-        for reference in contents.references:
-            features = catalog.features(reference.id)
-            pictures = [catalog.thumbnail(reference.id, second) for second in range(reference.n_seconds)]
-            found[reference.id] = fingerprint_of(reference, features, pictures)
-        faults = catalog.faults()
-        if faults:
-            raise AssertionError(f"SQLite finds {faults[0]}")
-    return found
-
-
-def fingerprint_of(reference: Reference, features: ReferenceFeatures, pictures: Sequence[bytes | None]) -> str:
-    known = (reference, features.rows.tobytes(), features.informative.tobytes(), pictures)
-    return hashlib.sha256(repr(known).encode()).hexdigest()
-
-
-def n_files(data_dir: Path) -> int:
-    with Catalog.open(data_dir) as catalog:
-        return len(catalog.files())
-
-
-def judge(data_dir: Path, allowed: Sequence[State], *, go_on: bool = True) -> State:
-    """The state left behind; AssertionError where it is none of the allowed ones, or where work cannot go on."""
-    try:
-        left = state(data_dir)
-        assert left in allowed, f"left {sorted(left)} of {[sorted(one) for one in allowed]}"
-        Catalog.open(data_dir, write=True).close()
-        # What a writer wrote to the log just before it died is hidden while a reader holds the log open, and may come
-        # to light once none does (`hidden_changes`): later, whole, and never the other way.
-        seen, left = left, state(data_dir)
-        assert left in allowed[allowed.index(seen) :], "the next writer changed what is there"
-        assert n_files(data_dir) == 2 * len(left), f"{n_files(data_dir)} files of {len(left)} references"
-        if go_on:
-            with Catalog.open(data_dir, write=True) as catalog:
-                put(catalog, ReferenceId("after"), 9)
-                catalog.remove(ReferenceId("after"))
-            assert state(data_dir) == left, "what came after changed what was there"
-    except CatalogError as error:
-        raise AssertionError(f"{type(error).__name__}: {error}") from error
-    return left
 
 
 # --- one trial -------------------------------------------------------------------------------------------------------

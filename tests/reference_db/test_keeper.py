@@ -20,7 +20,8 @@ from reference_db.feature_rows import FeatureFolder
 from reference_db.index import Hits, IndexKeeper, ReferenceIndex
 from reference_db.part_files import PartFiles
 from reference_db.parts import CodedPart, FlatPart
-from tests.chaos.storage import Ack, in_child
+from tests.chaos.operations import Ack
+from tests.chaos.storage import in_child
 from tests.reference_db.test_catalog import some_reference
 
 LENGTH = 150

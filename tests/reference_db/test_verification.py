@@ -12,7 +12,7 @@ from reference_db.errors import StorageError
 from reference_db.index import ReferenceIndex
 from reference_db.verification import repair, verify
 from tests.chaos.flips import flip_bytes
-from tests.chaos.storage import FILM, GAME, NEWS, put, some_features, some_reference, some_thumbnails, state
+from tests.chaos.operations import FILM, GAME, NEWS, put, some_features, some_reference, some_thumbnails, state
 
 
 @pytest.fixture
