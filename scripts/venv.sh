@@ -45,12 +45,16 @@ make_venv() {
     "$python" -m venv --clear .venv
 }
 
+# stamp_of EXTRAS    the file that says what was installed, for which requirements and into which folder's environment
+stamp_of() {
+    echo ".venv/.installed-$(cat pyproject.toml scripts/constraints.txt <(pwd) | sha256sum | cut -c 1-16)-${1:-plain}"
+}
+
 install_into_venv() {
-    local extras=$1 wanted stamp other
-    wanted=$(cat pyproject.toml scripts/constraints.txt <(pwd) | sha256sum | cut -c 1-16)
-    stamp=".venv/.installed-$wanted-${extras:-plain}"
+    local extras=$1 stamp other
+    stamp=$(stamp_of "$extras")
     # More extras than asked for will do: the tests' environment also runs the demo.
-    for other in ".venv/.installed-$wanted-"*"${extras:-}"*; do
+    for other in "${stamp%-*}-"*"$extras"*; do
         if [ -e "$other" ] && .venv/bin/python -c '' 2>/dev/null; then
             return
         fi
