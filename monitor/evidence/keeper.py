@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from monitor.alerting.alerts import ENDED, RETRACTED, UPDATED, Alert
 from monitor.desk.rules import CONFIRMED, Rules
-from monitor.evidence.pictures import Album, Ring, nearest
+from monitor.evidence.pictures import Album, Ring, Shown, nearest
 from monitor.evidence.store import EvidenceStore, Kept, too_much
 from monitor.evidence.tiles import MARGIN_S, TILE_S, Tile, drawn, tile_of, whole_path
 from monitor.ingest.clock import ChannelEpoch, rfc3339
@@ -205,8 +205,8 @@ class EvidenceKeeper:
         """A new alert's album: what the ring has of it, or what an earlier life has kept."""
         album = Album()
         for frame in before.get("frames", ()):
-            if frame["air"] and (shown := self._store.file(alert.id, frame["air"])) is not None:
-                album.first[int(frame["stream_s"])] = shown
+            if frame["air"] and (kept := self._store.file(alert.id, frame["air"])) is not None:
+                album.first[int(frame["stream_s"])] = Shown(kept)
         for second, shown in channel.ring.pictures.items():
             if second >= alert.channel_start:
                 album.push(second, shown)
@@ -233,7 +233,7 @@ class EvidenceKeeper:
                 if complaint:
                     notes.append(complaint)
                 if found is not None:
-                    pictures[f"air-{place}.jpg"] = found[1]
+                    pictures[f"air-{place}.jpg"] = found[1].jpeg()
                     if place == "start" and len(album.first) < 2:
                         album.first = dict([found])
                 if shown is not None:

@@ -1,7 +1,8 @@
 """Pictures of the air: the last minute of a channel, and a few of each alert for as long as it lasts.
 
-All are small JPEGs. A channel's ring forgets the oldest; an alert's album keeps every second one once it is full, so
-neither grows with age, and what is nearest to a second can always be told.
+A channel's ring forgets the oldest; an alert's album keeps every second one once it is full, so neither grows with
+age, and what is nearest to a second can always be told. Most are never shown to anybody, so a picture is compressed
+when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -25,16 +26,28 @@ def jpeg(picture: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
+class Shown:
+    """A picture as it was sampled; a JPEG from when it is first asked for."""
+
+    def __init__(self, picture: NDArray[np.uint8] | bytes) -> None:
+        self._picture = picture
+
+    def jpeg(self) -> bytes:
+        if not isinstance(self._picture, bytes):
+            self._picture = jpeg(self._picture)
+        return self._picture
+
+
 class Ring:
     """The newest pictures of one stream epoch, by stream second."""
 
     def __init__(self) -> None:
-        self.pictures: OrderedDict[int, bytes] = OrderedDict()
-        self._last: tuple[NDArray[np.uint8], bytes] | None = None
+        self.pictures: OrderedDict[int, Shown] = OrderedDict()
+        self._last: tuple[NDArray[np.uint8], Shown] | None = None
 
-    def push(self, second: int, picture: NDArray[np.uint8]) -> bytes:
-        """Keeps a picture; one that is shown again is compressed once."""
-        shown = self._last[1] if self._last is not None and self._last[0] is picture else jpeg(picture)
+    def push(self, second: int, picture: NDArray[np.uint8]) -> Shown:
+        """Keeps a picture; one that is shown again is kept once."""
+        shown = self._last[1] if self._last is not None and self._last[0] is picture else Shown(picture)
         self._last = (picture, shown)
         self.pictures[second] = shown
         while len(self.pictures) > RING_S:
@@ -46,11 +59,11 @@ class Album:
     """Some pictures of one alert, spread over its life."""
 
     def __init__(self) -> None:
-        self.pictures: dict[int, bytes] = {}
-        self.first: dict[int, bytes] = {}  # the one at its start, and those that an earlier life had kept
+        self.pictures: dict[int, Shown] = {}
+        self.first: dict[int, Shown] = {}  # the one at its start, and those that an earlier life had kept
         self._stride = 1
 
-    def push(self, second: int, picture: bytes) -> None:
+    def push(self, second: int, picture: Shown) -> None:
         """Takes one of every so many, by the stream's own seconds; when full, every second one is let go."""
         if second % self._stride:
             return
@@ -60,7 +73,7 @@ class Album:
             self.pictures = {s: shown for s, shown in self.pictures.items() if s % self._stride == 0}
 
 
-def nearest(second: float, *kept: dict[int, bytes] | OrderedDict[int, bytes]) -> tuple[int, bytes] | None:
+def nearest(second: float, *kept: dict[int, Shown] | OrderedDict[int, Shown]) -> tuple[int, Shown] | None:
     """The picture nearest to a second, the earlier of two that are as near."""
     found = [(abs(s - second), s, shown) for pictures in kept for s, shown in pictures.items()]
     if not found:

@@ -128,15 +128,14 @@ def drawn(tile: Tile, tau: float) -> bytes:
     """The tile as PNG: similarity as heat, the mask above `tau` outlined, the path as a line, seconds on both axes."""
     rows, columns = tile.similarity.shape
     cell = max(4, min(14, SIDE_PX // max(rows, columns)))
-    picture = _axes(tile, cell)
     heat = np.round(np.clip(tile.similarity, 0, 1) * (HEAT_LEVELS - 1)).astype(np.uint8) + np.uint8(FIRST_HEAT)
-    picture.paste(Image.fromarray(heat.repeat(cell, axis=0).repeat(cell, axis=1)), (LEFT_PX, TOP_PX))
-    picture = picture.convert("P")  # the bytes stay: they are places in the palette from now on
+    canvas = np.array(_axes(tile, cell))
+    canvas[TOP_PX:, LEFT_PX:][: rows * cell, : columns * cell] = heat.repeat(cell, axis=0).repeat(cell, axis=1)
+    _outline(canvas[TOP_PX:, LEFT_PX:], tile.mask > tau, cell)
+    picture = Image.fromarray(canvas).convert("P")  # the bytes stay: they are places in the palette from now on
     picture.putpalette(_palette())
-    pen = ImageDraw.Draw(picture)
-    for line in _outline(tile.mask > tau):
-        pen.line([_px(row, column, cell) for row, column in line], fill=MASK, width=1)
     if len(tile.path) > 1:
+        pen = ImageDraw.Draw(picture)
         pen.line([_px(row + 0.5, column + 0.5, cell) for row, column in tile.path], fill=PATH, width=2, joint="curve")
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
@@ -161,15 +160,20 @@ def _between(stops: Sequence[tuple[int, int, int]], n: int) -> list[int]:
     return [round(level) for level in np.stack(channels, axis=1).ravel().tolist()]
 
 
-def _outline(inside: NDArray[np.bool_]) -> list[list[tuple[int, int]]]:
-    """The borders between cells inside and outside, as lines between corners (row, column)."""
+def _outline(canvas: NDArray[np.uint8], inside: NDArray[np.bool_], cell: int) -> None:
+    """Draws the borders between cells inside and outside."""
+    rows, columns = inside.shape
     padded = np.pad(inside, 1)
-    lines = []
-    for row, column in zip(*np.nonzero(padded[1:, 1:-1] != padded[:-1, 1:-1]), strict=True):
-        lines.append([(int(row), int(column)), (int(row), int(column) + 1)])
-    for row, column in zip(*np.nonzero(padded[1:-1, 1:] != padded[1:-1, :-1]), strict=True):
-        lines.append([(int(row), int(column)), (int(row) + 1, int(column))])
-    return lines
+    across = (padded[1:, 1:-1] != padded[:-1, 1:-1]).repeat(cell, axis=1)
+    down = (padded[1:-1, 1:] != padded[1:-1, :-1]).repeat(cell, axis=0)
+    for to_corner in (0, 1):  # a line has the pixels of both its corners
+        canvas[: rows * cell + 1 : cell, to_corner:][:, : columns * cell][across] = MASK
+        canvas[to_corner:, : columns * cell + 1 : cell][: rows * cell][down] = MASK
+
+
+@cache
+def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(11)
 
 
 def _axes(tile: Tile, cell: int) -> Image.Image:
@@ -177,7 +181,7 @@ def _axes(tile: Tile, cell: int) -> Image.Image:
     rows, columns = tile.similarity.shape
     size = LEFT_PX + columns * cell + RIGHT_PX, TOP_PX + rows * cell + BOTTOM_PX
     picture = Image.new("L", size, 255)
-    pen, font = ImageDraw.Draw(picture), ImageFont.load_default(11)
+    pen, font = ImageDraw.Draw(picture), _font()
     bottom = TOP_PX + rows * cell
     for second in _ticks(tile.live_s, rows, cell, 16):
         x, y = _px(second - tile.live_s + 0.5, 0, cell)

@@ -105,6 +105,15 @@ class SegmentView:
         inside = np.minimum(np.maximum(at, 0), len(line) - 1)
         return np.asarray(line[inside] + (at - inside))
 
+    def columns_of(self, seconds: range) -> list[int]:
+        """The same for seconds that follow each other, several times as fast."""
+        first_s, line = self._line
+        start, stop, n = seconds.start - first_s, seconds.stop - first_s, len(line)
+        before = range(int(line[0]) + start, int(line[0]) + min(stop, 0))
+        inside = line[max(start, 0) : max(stop, 0)].tolist()
+        after = range(int(line[-1]) + max(start - n, 0) + 1, int(line[-1]) + stop - n + 1)
+        return [*before, *inside, *after]
+
     @cached_property
     def _line(self) -> tuple[int, NDArray[np.int64]]:
         """The first stream second of the paths, and the reference second that they give for it and each after it."""
@@ -344,12 +353,11 @@ class Stitcher:
 
     def _looks_alike(self, view: SegmentView, stronger: SegmentView, seconds: range) -> bool:
         """Whether `stronger`, gone on along its own line, shows in these seconds what `view` shows."""
-        rows, lives = self._reference_rows(view.reference), np.arange(seconds.start, seconds.stop)
-        theirs = stronger.columns(lives)
-        inside = (theirs >= 0) & (theirs < len(rows))
-        if not inside.any():
+        rows = self._reference_rows(view.reference)
+        n, both = len(rows), zip(view.columns_of(seconds), stronger.columns_of(seconds), strict=True)
+        pairs = [pair for pair in both if 0 <= pair[1] < n]
+        if not pairs:
             return False
-        pairs = list(zip(view.columns(lives)[inside].tolist(), theirs[inside].tolist(), strict=True))
         known = self._likeness.setdefault(view.reference, {})
         if new := [pair for pair in pairs if pair not in known]:
             own, other = np.array(new).T

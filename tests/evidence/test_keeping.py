@@ -282,12 +282,15 @@ def test_switched_off_nothing_is_kept_and_alerts_name_no_evidence(tmp_path: Path
     assert not (tmp_path / "evidence").exists()
 
 
-def test_rings_and_albums_are_bounded_and_a_held_picture_is_compressed_once() -> None:
+def test_rings_and_albums_are_bounded_and_a_picture_is_compressed_once() -> None:
     ring, album = Ring(), Album()
     still = card(3)
-    assert ring.push(0, still) is ring.push(1, still)
+    shown = ring.push(0, still)
+    assert ring.push(1, still) is shown
+    assert shown.jpeg() is shown.jpeg()
+    assert shown.jpeg() == jpeg(still)
     for second in range(1000):
-        album.push(second, b"x")
+        album.push(second, shown)
         ring.push(second, still)
     assert len(ring.pictures) == RING_S
     seconds = sorted(album.pictures)
