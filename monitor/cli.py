@@ -34,7 +34,8 @@ from monitor.commands.terminal import (
     progress_bar,
     settings_of,
 )
-from monitor.errors import ConfigError, MonitorError, SourceError, Unreachable
+from monitor.errors import ConfigError, MonitorError, Unreachable
+from reference_db.disk import write_file
 from reference_db.errors import CatalogError
 
 app = typer.Typer(
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         app(arguments, prog_name="copywatch")
     except ConfigError as error:
         _fail(error, CONFIG)
-    except (Unreachable, SourceError) as error:
+    except Unreachable as error:
         _fail(error, UNREACHABLE)
     except (MonitorError, CatalogError) as error:
         _fail(error, FAILED)
@@ -151,10 +152,8 @@ def _print_segments(found: list[dict[str, Any]]) -> None:
 
 
 def _write_lines(path: Path, values: Iterable[object]) -> None:
-    """Writes aside, then renames: a reader sees the whole file or none of it."""
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values), encoding="utf-8")
-    aside.replace(path)
+    lines = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
+    write_file(path, lines.encode())
 
 
 @app.command()

@@ -2,9 +2,6 @@
 
 MonitorError
 ├── ConfigError        a setting or file is wrong: exit 3, one sentence
-├── SourceError        a bad stream: its pipeline ends, the supervisor restarts it with back-off
-│   ├── SourceStalled
-│   └── SourceClosed
 ├── OutboxFailed       the disk does not keep alerts and state: monitoring goes on, and says so
 ├── SnapshotRefused    a channel's kept state cannot be gone on from: it begins anew, with a gap
 ├── DeskError          the desk: licences, exclusions, reviews
@@ -29,18 +26,6 @@ class MonitorError(Exception):
 
 class ConfigError(MonitorError):
     """A setting or a file named by one is wrong."""
-
-
-class SourceError(MonitorError):
-    """One channel's source failed; no other channel is touched."""
-
-
-class SourceStalled(SourceError):
-    """Nothing new came within the time allowed."""
-
-
-class SourceClosed(SourceError):
-    """The far end hung up or could not be opened."""
 
 
 class Unreachable(MonitorError):

@@ -1,4 +1,4 @@
-"""A small SQLite file of the data folder that people and processes write to now and then: desk, webhooks, jobs.
+"""A small SQLite file of the data folder that is written to now and then: desk, webhooks, jobs, replies.
 
 Every call opens it for itself, and what was written is on disk when the call returns; any thread and any process may.
 It is readable by its owner alone. `steps` are the changes of its format, one after another; the file says how many it

@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 
 # One second of one channel costs some 5-50 ms in a stage; beyond a second the stage cannot hold real time.
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-# Four seconds go to the network's look ahead, so nothing is faster than that; 10 s is the target.
 DELAY_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)  # 1 s is the target
+# Four seconds go to the network's look ahead, so nothing is faster than that; 10 s is the target.
 LATENCY_BUCKETS_S = (4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0, 60.0)
 
 

@@ -29,12 +29,20 @@ def stop_on_signals(stop: asyncio.Event) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop_or_leave, stop, number)
 
 
+async def wait_or(stop: asyncio.Event, seconds: float) -> bool:
+    """Waits so long, less where `stop` comes first; whether it did."""
+    try:
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
 @asynccontextmanager
 async def answering(web: WebSettings, metrics: Metrics, health: Health) -> AsyncGenerator[str, None]:
     """Answers probes and scrapes while open, beats, and feeds systemd's watchdog; gives the address."""
-    listeners = [listen(web.host, web.port, "web.port")]
-    if web.probes_port is not None:
-        listeners.append(listen(web.probes_host, web.probes_port, "web.probes_port"))
+    listeners = listeners_of(web)
     app = create_probes(metrics.registry, health)
     quiet = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
     servers = [Server(quiet) for _ in listeners]
@@ -60,7 +68,15 @@ class Server(uvicorn.Server):
         yield
 
 
-def listen(host: str, port: int, setting: str) -> socket.socket:
+def listeners_of(web: WebSettings) -> list[socket.socket]:
+    """The sockets that are listened on: the one of all that is answered, and the one of probes where it is set."""
+    listeners = [_listen(web.host, web.port, "web.port")]
+    if web.probes_port is not None:
+        listeners.append(_listen(web.probes_host, web.probes_port, "web.probes_port"))
+    return listeners
+
+
+def _listen(host: str, port: int, setting: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

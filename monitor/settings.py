@@ -24,6 +24,7 @@ from monitor.errors import ConfigError
 from reference_db.addresses import SCHEMES, SRT_ADVICE, redact_text, redact_url
 
 ENV_PREFIX = "COPYWATCH_"
+CHANNEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Variables that Kubernetes sets in every pod beside a service called "copywatch", and ours that are no settings.
 _NO_SETTINGS = re.compile(r"COPYWATCH_(CONFIG|KAFKA_HOME|TEST_KAFKA|SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
 
@@ -76,7 +77,7 @@ class ChannelSettings(_Section):
     """One broadcast to watch."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        pattern=f"^{CHANNEL_NAME}$",
         description="Unique: letters, digits, dot, dash, underscore. It is the label of metrics and alerts.",
     )
     url: Annotated[str, AfterValidator(_openable)] = Field(
@@ -86,7 +87,6 @@ class ChannelSettings(_Section):
         default="auto",
         description="`exact` decodes all, `economy` key frames only, `auto` chooses by key-frame distance.",
     )
-
     allow: tuple[str, ...] = Field(
         default=(),
         description="Private hosts or networks that its playlists and redirects may lead to, beside its own host.",

@@ -36,7 +36,7 @@ from monitor.memory import Memory, memory_limits
 from monitor.metrics import Metrics
 from monitor.notify import feed_watchdog, notify
 from monitor.pipeline import Library, Watch, run_stream
-from monitor.process import Server, address_of, listen, note, stop_on_signals, tell_disk
+from monitor.process import Server, address_of, listeners_of, note, stop_on_signals, tell_disk, wait_or
 from monitor.recovery import Kept
 from monitor.refreshing import follow, tell_index
 from monitor.settings import ChannelSettings, KafkaSettings, Settings, load_settings
@@ -85,9 +85,7 @@ async def serve(
     stop_on_signals(stop)
     web = settings.web
     check_exposure(web.host, Tokens(settings.data_dir))
-    listeners = [listen(web.host, web.port, "web.port")]
-    if web.probes_port is not None:
-        listeners.append(listen(web.probes_host, web.probes_port, "web.probes_port"))
+    listeners = listeners_of(web)
     metrics = Metrics(CollectorRegistry())
     tell_disk(metrics, settings.data_dir)
     models = await asyncio.to_thread(load_models, settings)
@@ -123,7 +121,6 @@ async def serve(
         encoder_id=models.encoder.encoder_id,
         channels=lambda: roster.watched,
         glimpses=glimpses,
-        put=post.put,
     )
     face = Web(station)
     apps = face.app, create_probes(metrics.registry, health)
@@ -328,7 +325,7 @@ async def keep_watching(
                 return
             except Exception:
                 logger.exception("the channel failed; starting it again in %.0f s", restart_s)
-                await asyncio.wait({asyncio.ensure_future(stop.wait())}, timeout=restart_s)
+                await wait_or(stop, restart_s)
                 restart_s = min(2 * restart_s, LAST_RESTART_S)
 
 

@@ -69,10 +69,6 @@ class Broker:
         self.send(signal.SIGKILL)
         wait_for(lambda: not is_alive(self._pid), "the broker to be gone")
 
-    def restart(self) -> None:
-        self.stop()
-        self.start()
-
     def move(self) -> None:
         """Restarts it at another address."""
         self.stop()
@@ -126,9 +122,6 @@ class Broker:
 
     def create_topic(self, name: str, partitions: int = 1, **configs: str) -> None:
         run_now(self._create(name, partitions, configs))
-
-    def delete_topic(self, name: str) -> None:
-        run_now(self._with_admin(lambda admin: admin.delete_topics([name])))
 
     def topics(self) -> set[str]:
         return set(run_now(self._with_admin(lambda admin: admin.list_topics())))

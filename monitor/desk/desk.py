@@ -21,6 +21,7 @@ import apsw
 from monitor.desk.rules import ANY_CHANNEL, DECISIONS, Exclusion, Licence, Review, Rules
 from monitor.errors import DeskFailed, DeskRefused, NotOnDesk
 from monitor.ledger import Ledger
+from monitor.settings import CHANNEL_NAME
 from reference_db.catalog import ReferenceId
 
 FILE = "desk.sqlite"
@@ -46,7 +47,7 @@ INSERT INTO change VALUES (1);
 LICENCE_ID = re.compile(r"L([1-9][0-9]{0,17})")
 ALERT_ID = re.compile(r"[0-9a-f]{24}")
 TAG = re.compile(r"[^=]+=.*", re.S)
-CHANNEL = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+CHANNEL = re.compile(rf"\*|{CHANNEL_NAME}")
 UNSHOWABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # what a terminal or a log could not show as it is
 REVIEW = "SELECT n, alert_id, decision, by, at, note FROM review "
 LATEST = """
@@ -185,6 +186,11 @@ class Desk:
         wanted = None if alert_ids is None else json.dumps(list(alert_ids))
         rows = self._file.rows(LATEST, (wanted,))
         return {review.alert_id: review for review in map(_review, rows)}
+
+    def newest_review(self) -> int:
+        """The number of the newest review, 0 where there is none."""
+        rows = self._file.rows("SELECT coalesce(max(n), 0) FROM review")
+        return int(rows[0][0]) if rows else 0
 
     def unsettled(self) -> list[Review]:
         """Reviews that no monitor has acted on yet, oldest first."""

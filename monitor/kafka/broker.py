@@ -17,6 +17,7 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from monitor.errors import ConfigError, Unreachable
 from monitor.kafka.records import MAX_VALUE_BYTES
+from monitor.process import wait_or
 from monitor.settings import KafkaSettings
 from monitor.snapshots import MAX_BYTES as MAX_SNAPSHOT_BYTES
 
@@ -186,13 +187,3 @@ async def until_reached(
         await wait_or(stop, retry_s)
         retry_s = min(2 * retry_s, LAST_RETRY_S)
     return False
-
-
-async def wait_or(stop: asyncio.Event, seconds: float) -> bool:
-    """Waits so long, less where `stop` comes first; whether it did."""
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return False
-    return True

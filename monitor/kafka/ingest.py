@@ -36,13 +36,12 @@ from monitor.kafka.broker import (
     in_words,
     put_away,
     until_reached,
-    wait_or,
 )
 from monitor.kafka.records import MAX_VALUE_BYTES, MS, end_of, record_of
 from monitor.kafka.sharing import Share
 from monitor.metrics import Metrics
 from monitor.notify import notify
-from monitor.process import answering, note, stop_on_signals
+from monitor.process import answering, note, stop_on_signals, wait_or
 from monitor.settings import ChannelSettings, KafkaSettings, Settings
 from monitor.supervisor import Roster, keep_watching, open_source, reload
 from reference_db.encoder import Encoder, is_informative, load_encoder

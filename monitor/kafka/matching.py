@@ -37,7 +37,6 @@ from monitor.kafka.broker import (
     in_words,
     put_away,
     until_reached,
-    wait_or,
 )
 from monitor.kafka.channel import Works
 from monitor.kafka.partition import Partition
@@ -45,7 +44,7 @@ from monitor.kafka.records import MS
 from monitor.metrics import Metrics
 from monitor.notify import notify
 from monitor.pipeline import Library
-from monitor.process import answering, note, stop_on_signals
+from monitor.process import answering, note, stop_on_signals, wait_or
 from monitor.refreshing import follow, tell_index
 from monitor.settings import KafkaSettings, Settings
 from reference_db.index import IndexKeeper

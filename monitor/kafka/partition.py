@@ -141,9 +141,8 @@ class Partition:
                     async with self._working:
                         await self._round()
             except Exception as error:
-                if isinstance(
-                    error, ProducerFenced
-                ):  # somebody else has it: the next heartbeats say whether we still do
+                if isinstance(error, ProducerFenced):
+                    # Somebody else has it: the next heartbeats say whether we still do.
                     self._retry_s = max(self._retry_s, self._kafka.session_timeout_s / 4)
                 known = isinstance(error, KafkaError | OSError | TimeoutError | MonitorError)
                 logger.warning(

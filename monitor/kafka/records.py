@@ -33,13 +33,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from monitor.compute import Encoded
 from monitor.errors import MonitorError
 from monitor.ingest.sources import Sample
+from monitor.settings import CHANNEL_NAME
 from reference_db.encoder import FEATURE_SIZE
 from reference_db.frames import PICTURE_SHORT_SIDE, Frame
 from reference_db.sampling import MAX_LONG_SIDE, MAX_PIXELS
 
 MAX_VALUE_BYTES = 8 << 20  # a picture of a second is some 10 kB
 JPEG_QUALITY = 90
-CHANNEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+CHANNEL = re.compile(CHANNEL_NAME)
 F16, F32, END = "application/x-copywatch-f16", "application/x-copywatch-f32", "application/x-copywatch-end"
 FORMATS = {"image/jpeg": "JPEG", "image/png": "PNG", "image/webp": "WEBP"}
 MAX_AHEAD_S = 600.0  # of its own wall clock that a stream second may be: beyond, one record would silence a channel

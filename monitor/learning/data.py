@@ -29,7 +29,6 @@ MIN_MATCHED = 4  # frames that anchor and positive share at least
 TEMPORAL_EDITS = ("speed", "freeze", "deletion", "nothing")
 
 AIR_SPEEDS = (0.8, 1.25, 1.5)  # what stations do on purpose
-MIN_PROGRAMME = 6  # seconds of foreign material in a row, where the video has so many
 MIN_AIRED = 3  # rows of a copy that a tile shows at least
 
 

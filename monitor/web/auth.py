@@ -13,16 +13,14 @@ import math
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
 from monitor.errors import ConfigError
 from monitor.web.problems import Problem
-from monitor.web.tokens import TOKEN_PREFIX, Tokens
+from monitor.web.tokens import TOKEN_PREFIX, Scope, Tokens
 
-Scope = Literal["read", "write", "admin"]
 RANK: dict[Scope, int] = {"read": 0, "write": 1, "admin": 2}
 SCOPES_OF: dict[Scope, list[Scope]] = {
     "read": ["read"],

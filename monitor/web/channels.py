@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from datetime import UTC, datetime
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from monitor.config_file import add_channel, remove_channel
 from monitor.ingest.clock import rfc3339
 from monitor.ingest.trial import look_at
-from monitor.settings import ChannelSettings
+from monitor.settings import CHANNEL_NAME, ChannelSettings
 from monitor.web.auth import Caller
 from monitor.web.board import Board, ChannelOut
 from monitor.web.paging import Cursor, Limit, Page, page_of
@@ -26,7 +27,7 @@ from monitor.web.problems import JPEG, MAY_FAIL, Problem, not_found
 from monitor.web.station import Station
 from reference_db.addresses import AddressRefused, Reach, place_of, redact_url
 
-ChannelName = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+ChannelName = Annotated[str, Path(pattern=f"^{CHANNEL_NAME}$")]
 TRIAL_S = 5.0  # some key pictures come in that time
 A_MINUTE = 60  # channels that may be added by the API
 
@@ -34,7 +35,7 @@ A_MINUTE = 60  # channels that may be added by the API
 class ChannelIn(BaseModel):
     """A channel to watch."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(pattern=f"^{CHANNEL_NAME}$")
     url: str = Field(min_length=1, max_length=4096, description="http(s), rtmp(s), rtsp(s), udp or rtp.")
     mode: Literal["auto", "exact", "economy"] = "auto"
     allow: list[Annotated[str, Field(min_length=1, max_length=255)]] = Field(
@@ -87,7 +88,7 @@ def add_channels(api: FastAPI, station: Station, board: Board) -> None:
             url=redact_url(channel.url),
             mode=channel.mode,
             state="starting",
-            since=rfc3339(station.now()),
+            since=rfc3339(datetime.now(UTC)),
             lag_s=None,
             last_second_at=None,
             reconnects=0,

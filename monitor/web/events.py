@@ -107,7 +107,7 @@ class Events:
             with suppress(OutboxFailed):
                 self._at = self._station.history.newest()
             with suppress(MonitorError):
-                self._reviewed = max((one.n for one in self._station.desk.reviews(limit=10**9)), default=0)
+                self._reviewed = self._station.desk.newest_review()
             with suppress(CatalogError):
                 self._generation = self._station.contents().generation
             self._is_behind = False

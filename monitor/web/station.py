@@ -1,4 +1,4 @@
-"""The running monitor as the web sees it: what it may ask, and the few things it may tell it to do.
+"""The running monitor as the web sees it.
 
 Nothing here waits on the event loop: what reads a disk is a plain function for a thread.
 """
@@ -6,12 +6,12 @@ Nothing here waits on the event loop: what reads a disk is a plain function for 
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from monitor.alerting.outbox import History, Letter
+from monitor.alerting.outbox import History
 from monitor.desk.desk import Desk
 from monitor.evidence.store import EvidenceStore
 from monitor.health import Health
@@ -35,7 +35,6 @@ class Station:
     encoder_id: str
     channels: Callable[[], Sequence[tuple[ChannelSettings, bool]]]  # those that are watched, and whether each has ended
     glimpses: Glimpses
-    put: Callable[[Letter], Awaitable[None]]  # tells an alert
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
@@ -43,10 +42,6 @@ class Station:
         self.history, self.desk = History(self.settings.data_dir), Desk(self.settings.data_dir)
         self._contents: Contents | None = None
         self._reading = threading.Lock()
-
-    @staticmethod
-    def now() -> datetime:
-        return datetime.now(UTC)
 
     def catalog(self) -> Catalog:
         """The library on disk, to read; close it."""

@@ -27,6 +27,7 @@ from monitor.ingest.clock import rfc3339
 
 FILE = "tokens.json"
 TOKEN_PREFIX = "cw_"
+Scope = Literal["read", "write", "admin"]  # each may do what the one before it may
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 LOOK_S = 0.5  # how often the file is looked at while it is in use
 
@@ -36,7 +37,7 @@ class Token:
     """What is kept of a token."""
 
     name: str
-    scope: Literal["read", "write", "admin"]
+    scope: Scope
     sha256: str
     created_at: str
 
@@ -70,7 +71,7 @@ class Tokens:
                 found = one
         return found
 
-    def add(self, name: str, scope: Literal["read", "write", "admin"]) -> str:
+    def add(self, name: str, scope: Scope) -> str:
         """A new token, told here and never again; ConfigError for a name that is taken or cannot be one."""
         if not NAME.fullmatch(name):
             raise ConfigError(f"{name[:80]!r} cannot name a token: use up to 64 letters, digits and . _ @ -.")

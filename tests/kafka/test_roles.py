@@ -135,8 +135,8 @@ async def _face(fleet: Fleet, tmp_path: Path) -> None:
 
 async def _until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(120):
-        while not is_so():  # noqa: ASYNC110 - what is waited for happens in a thread
-            await asyncio.sleep(0.1)
+        while not is_so():  # noqa: ASYNC110
+            await asyncio.sleep(0.1)  # what is waited for happens in a thread
 
 
 def test_serve_tells_the_fleet_s_readers_too(fleet: Fleet, tmp_path: Path) -> None:
@@ -182,5 +182,5 @@ async def _sharing(fleet: Fleet) -> None:
 
 async def _gone(scrape: Scrape, left: int) -> None:
     async with asyncio.timeout(60):
-        while await scrape.value("copywatch_channel_up") > left:  # noqa: ASYNC110 - seen by scraping only
-            await asyncio.sleep(0.1)
+        while await scrape.value("copywatch_channel_up") > left:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)  # it is seen by scraping only

@@ -13,7 +13,7 @@ from typing import Any, Self
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from monitor.alerting.outbox import Letter, Outbox
+from monitor.alerting.outbox import Outbox
 from monitor.health import Health
 from monitor.ingest.glimpses import Glimpses
 from monitor.metrics import Metrics
@@ -48,7 +48,6 @@ class Door:
             encoder_id=_encoder_id(),
             channels=lambda: [],
             glimpses=Glimpses(),
-            put=self._put,
         )
         self.web = Web(self.station)
         self._socket = socket.create_server((host, 0))
@@ -58,9 +57,6 @@ class Door:
         )
         self._began = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-
-    async def _put(self, letter: Letter) -> None:
-        await asyncio.to_thread(self.outbox.write, [letter])
 
     async def _run(self) -> None:
         working = asyncio.create_task(self.web.run())
