@@ -3,7 +3,9 @@
     replies.sqlite    by caller, route and key: what was asked for, and the answer
 
 An answer is on disk before it is sent and kept for a day. Only what succeeded is kept: whatever failed may be tried
-again under the same key. Of an upload the body is not compared, since no two multipart bodies are alike.
+again under the same key. That a request was begun is on disk before its work: where a crash comes in between, nobody
+knows whether it was done, and its key is answered so. Of an upload the body is not compared, since no two multipart
+bodies are alike; nor is its beginning kept, since the same video twice is one reference.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import json
 import logging
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ FILE = "replies.sqlite"
 KEPT_S = 86_400.0
 KEPT = 10_000  # answers, the newest
 SESSION = "/api/v1/session"  # its answer has a token in it, which is nowhere kept
+BEGUN = 0  # in place of a status: no answer yet
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
 SCHEMA = """
 CREATE TABLE reply (
@@ -52,7 +57,7 @@ PARAMETER: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An answer that was given."""
+    """An answer that was given, or that a request was begun."""
 
     asked: str  # what its request was, by SHA-256
     status: int
@@ -72,6 +77,15 @@ class Replies:
         for asked, status, headers, body in self._file.rows(wanted, (*request, time.time() - KEPT_S)):
             return Kept(asked, status, [(name, value) for name, value in json.loads(headers)], body)
         return None
+
+    def begin(self, request: tuple[str, str, str], asked: str) -> None:
+        """Keeps that the work begins; on disk when this returns."""
+        self.keep(request, Kept(asked, BEGUN, [], b""))
+
+    def forget(self, request: tuple[str, str, str]) -> None:
+        """Has the key be as if it had never come."""
+        with self._file.writing() as db:
+            db.execute("DELETE FROM reply WHERE (caller, route, key) = (?, ?, ?)", request)
 
     def keep(self, request: tuple[str, str, str], answer: Kept) -> None:
         """On disk when this returns."""
@@ -111,33 +125,62 @@ class Idempotency:
             self._busy.discard(request)
 
     async def _once(self, request: tuple[str, str, str], scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        with _or_nothing():
             kept = await asyncio.to_thread(self._replies.find, request)
-        except RepliesFailed as error:
-            logger.error("%s", error)
-            raise Problem(503, "Answers cannot be kept just now, so nothing is done; try again later.") from error
         asked = ""
         if scope["path"] not in UPLOADS:
             body = await _whole(receive)
             asked, receive = hashlib.sha256(body).hexdigest(), _again(body, receive)
         if kept is None:
-            await self._app(scope, receive, (answer := _Answer(send)).take)
-            await self._keep(request, answer.kept(asked))
-            await answer.give()
+            await self._do(request, asked, scope, receive, send)
         elif kept.asked != asked:
             raise Problem(422, "This Idempotency-Key was used for another request; take a new one for a new request.")
+        elif kept.status == BEGUN:
+            raise Problem(
+                409,
+                "Copywatch stopped while it worked on this request, which may have been done or not: look, and where "
+                "it was not, send it with a new Idempotency-Key.",
+            )
         else:
             headers = [*kept.headers, ("idempotent-replayed", "true")]
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
             await send({"type": "http.response.start", "status": kept.status, "headers": raw})
             await send({"type": "http.response.body", "body": kept.body})
 
-    async def _keep(self, request: tuple[str, str, str], answer: Kept) -> None:
-        if 200 <= answer.status < 300:
-            try:
+    async def _do(self, request: tuple[str, str, str], asked: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Has the request done and its answer kept, then given."""
+        if asked:
+            with _or_nothing():
+                await asyncio.to_thread(self._replies.begin, request, asked)
+        answer = _Answer(send)
+        try:
+            await self._app(scope, receive, answer.take)
+        except Exception:
+            await self._settle(request, None)
+            raise
+        kept = answer.kept(asked)
+        await self._settle(request, kept if 200 <= kept.status < 300 else None)
+        await answer.give()
+
+    async def _settle(self, request: tuple[str, str, str], answer: Kept | None) -> None:
+        """Keeps the answer; where there is none, forgets that the request was begun."""
+        try:
+            if answer is not None:
                 await asyncio.to_thread(self._replies.keep, request, answer)
-            except RepliesFailed as error:
-                logger.error("%s; sent again, the request would be done again", error)
+            else:
+                await asyncio.to_thread(self._replies.forget, request)
+        except RepliesFailed as error:
+            logger.error("%s; what became of a request cannot be told to who sends it again", error)
+
+
+@contextmanager
+def _or_nothing() -> Iterator[None]:
+    """Raises Problem 503 where the disk fails before anything was done."""
+    try:
+        yield
+    except RepliesFailed as error:
+        logger.error("%s", error)
+        raise Problem(503, "Answers cannot be kept just now, so nothing is done; try again later.") from error
 
 
 class _Answer:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -40,6 +42,35 @@ def test_a_request_sent_again_is_answered_again_and_done_once(tmp_path: Path) ->
         assert client("POST", "/api/v1/licences", {"owner": "EMCA"}).status == 201
         assert len(client.get("/licences")["items"]) == 3
     assert (tmp_path / "replies.sqlite").stat().st_mode & 0o777 == 0o600  # a webhook's secret may be in it
+
+
+CRASH = """
+import os, sys
+from pathlib import Path
+from monitor.desk.desk import Desk
+from tests.web.door import Door
+
+def dies(*args, **values):
+    if sys.argv[2] == "after":
+        add(*args, **values)
+    os._exit(9)
+
+add, Desk.add_licence = Desk.add_licence, dies
+with Door(Path(sys.argv[1])) as door:
+    door.client()("POST", "/api/v1/licences", {"owner": "ACME"}, {"Idempotency-Key": "9b1c-4"})
+"""
+
+
+@pytest.mark.parametrize(("point", "n_licences"), [("before", 0), ("after", 1)])
+def test_whether_it_was_done_before_a_crash_is_not_guessed(tmp_path: Path, point: str, n_licences: int) -> None:
+    assert subprocess.run([sys.executable, "-c", CRASH, tmp_path, point]).returncode == 9
+    with Door(tmp_path) as door:
+        client = door.client()
+        again = client("POST", "/api/v1/licences", {"owner": "ACME"}, KEY)
+        assert again.status == 409
+        assert "may have been done or not" in again.json["detail"]
+        assert len(client.get("/licences")["items"]) == n_licences
+        assert client("POST", "/api/v1/licences", {"owner": "ACME"}, {"Idempotency-Key": "9b1c-5"}).status == 201
 
 
 def test_a_secret_that_got_lost_on_the_way_is_told_again(tmp_path: Path) -> None:
