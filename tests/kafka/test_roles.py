@@ -69,8 +69,9 @@ async def _ingest_and_match(fleet: Fleet) -> list[dict[str, Any]]:
         running(ingest, with_channel("rows"), features=True) as rows,
     ):
         await fleet.told_whole(4)
-        assert await pictures.value("copywatch_frames_processed_total", channel="pictures") == n
-        assert await rows.value("copywatch_frames_processed_total", channel="rows") == n
+        for scrape, name in ((pictures, "pictures"), (rows, "rows")):  # the last copy has ended before the air does
+            await scrape.until(n, "copywatch_frames_processed_total", channel=name)
+            assert await scrape.value("copywatch_frames_processed_total", channel=name) == n
         assert await rows.value("copywatch_kafka_up") == 1
     return list((await fleet.told()).values())
 
