@@ -92,7 +92,7 @@ class Metrics:
         )
         self.damaged_pictures = Counter(
             "copywatch_damaged_pictures_total",
-            "Pictures that were decoded with errors.",
+            "Pictures that came out damaged, or not at all.",
             per_channel,
             registry=registry,
         )

@@ -20,6 +20,7 @@ from reference_db.frames import JUMP_BACK_S, PICTURE_SHORT_SIDE, HeldOneFps, Mod
 
 MAX_PIXELS = 8192 * 4352  # 8K; a header that claims more is a bomb
 MAX_LONG_SIDE = 8 * PICTURE_SHORT_SIDE  # of what is handed over; a banner is squeezed to it
+EARLY_PACKETS = 4  # of a live stream that may come without a time before one has it; if more do, it has none at all
 BAD_PACKETS_IN_A_ROW = 8  # one bad packet is skipped, so many are a bad stream
 KEY_EVERY_S = 2.1  # economy needs key pictures this often: 2 s, and 60 pictures at 29.97
 STEADY_S = 10.0  # and for so long, before `auto` trusts them
@@ -138,7 +139,7 @@ class Sampling:
     def records(self) -> Iterator[tuple[bytes, bytes]]:
         error: FFmpegError | None = None
         try:
-            for packet in self._packets():
+            for packet in self._timed(self._packets()):
                 if self._is_uneventful(packet):
                     continue
                 if self._live and packet.is_keyframe and packet.pts is not None:
@@ -166,6 +167,24 @@ class Sampling:
                 last_at, is_new = time.monotonic(), False
             elif time.monotonic() - last_at > self._no_video_s:
                 raise Refused("no_video", f"{self._name} has sound but no pictures any more.")
+
+    def _timed(self, packets: "Iterator[av.Packet[av.VideoStream]]") -> "Iterator[av.Packet[av.VideoStream]]":
+        """The packets; live, those at the front that came before their clock was known (RTSP) count back from the next.
+
+        A file's time begins with its first picture, whatever that is.
+        """
+        early: list[av.Packet[av.VideoStream]] = []
+        if self._live:
+            for packet in packets:
+                early.append(packet)
+                if packet.pts is not None or len(early) > EARLY_PACKETS:
+                    break
+        if early and (known := early[-1].pts) is not None:
+            step = max(1, round(1 / ((self._fps or 25.0) * self._time_base)))
+            for n, packet in enumerate(reversed(early)):
+                packet.pts = known - n * step
+        yield from early
+        yield from packets
 
     def _is_uneventful(self, packet: "av.Packet[av.VideoStream]") -> bool:
         """Whether there is nothing to do for this packet, as for most in economy: no key, and it settles no second."""
@@ -227,6 +246,7 @@ class Sampling:
             pictures = packet.decode()
         except FFmpegError as error:
             self._n_bad += self._seen  # before the first key picture all are bad
+            self._n_damaged += self._seen
             if self._n_bad >= BAD_PACKETS_IN_A_ROW:
                 raise Refused("unreadable", f"{self._name} has too many damaged pictures in a row.") from error
             return []

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self
 
@@ -57,16 +58,17 @@ class FaultProxy(Proxy):
     def __init__(self, target: int) -> None:
         self.fault: Fault = "none"
         self.cut_after: int | None = None  # bytes of an answer, then the connection is closed
+        self.spoil: Callable[[bytes], bytes] | None = None  # what becomes of the bytes on their way
         super().__init__(target)
 
     def _serve(self, client: socket.socket) -> None:
         if self.fault == "refuse":
-            _reset(client)
+            reset(client)
             return
         try:
             server = socket.create_connection(("127.0.0.1", self.target))
         except OSError:
-            _reset(client)
+            reset(client)
             return
         client.settimeout(0.05)  # so that nobody sits in a read when the socket is closed: it would stay open
         server.settimeout(0.05)
@@ -79,7 +81,7 @@ class FaultProxy(Proxy):
             over.set()
             pump.join()
             if self.fault == "reset":
-                _reset(client)
+                reset(client)
             client.close()
             server.close()
 
@@ -97,7 +99,7 @@ class FaultProxy(Proxy):
                     return
                 if self.cut_after is not None:
                     data = data[: self.cut_after - n_sent]
-                client.sendall(data)
+                client.sendall(data if self.spoil is None else self.spoil(data))
             except TimeoutError:
                 continue
             except OSError:
@@ -122,7 +124,7 @@ def _pump(client: socket.socket, server: socket.socket, over: threading.Event) -
             return
 
 
-def _reset(connection: socket.socket) -> None:
+def reset(connection: socket.socket) -> None:
     """Closes with an RST."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.air import Air, WebServer, on_air
-from tests.chaos import clocks, outage, transports
+from tests.chaos import clocks, losses, outage, transports
 from tests.chaos.studio import Figures, Studio
 from tests.fault_proxy import FaultProxy
 from tests.watching import HASTY, LENGTH_S, watching
@@ -252,6 +252,9 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F54 datagrams lost, 1 %": transports.datagrams(0.01),
     "F54 datagrams lost, 5 %": transports.datagrams(0.05),
     "F54 datagrams lost, 20 %": transports.datagrams(0.20),
+    "F54 RTSP datagrams lost": losses.rtsp_datagrams(0.05),
+    "F54 RTSP in TCP torn and cut": losses.rtsp_in_tcp(),
+    "F54 RTMP bytes spoilt": losses.rtmp_bytes(),
     "F55 recording as live": clocks.recording_as_live,
     "F61 no processor": stopped,
 }
@@ -266,6 +269,11 @@ def long_stories(gone_for_s: float) -> dict[str, Callable[[Studio], Figures]]:
         "F47 segments of 12 s": transports.long_segments,
         "F52 a picture every 5 s": clocks.picture_rate(5.0),
         "F52 120 pictures a second": clocks.picture_rate(1 / 120),
+        "F54 RTSP datagrams lost, 1 %": losses.rtsp_datagrams(0.01, 60),
+        "F54 RTSP datagrams lost, 20 %": losses.rtsp_datagrams(0.20, 60),
+        "F54 RTSP datagrams lost, key pictures": losses.rtsp_datagrams(0.05, 60, mode="economy"),
+        "F54 RTSP in TCP torn and cut, 5 times": losses.rtsp_in_tcp(5),
+        "F54 RTMP bytes spoilt, 5 times": losses.rtmp_bytes(5),
     }
 
 
