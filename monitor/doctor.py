@@ -16,12 +16,12 @@ import numpy as np
 
 from monitor.errors import MonitorError
 from monitor.settings import ChannelSettings, Settings
+from reference_db.addresses import DEFAULT_PORTS
 from reference_db.errors import CatalogError
 
 CONNECT_TIMEOUT_S = 3.0
 NAMED = 5  # how many references a finding names
 LEAST_FREE_BYTES = 1_000_000_000  # a film's features and pictures take some 10 MB an hour
-_PORTS = {"http": 80, "https": 443, "rtmp": 1935, "rtmps": 443, "rtsp": 554, "rtsps": 322}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ def _channel(channel: ChannelSettings) -> Finding:
         if path.is_file():
             return Finding(what, f"{path} is there")
         return Finding(what, f"{path} is not there", ok=False, unreachable=True)
-    if address.scheme not in _PORTS:
+    if address.scheme not in DEFAULT_PORTS:
         return Finding(what, f"{address.scheme} cannot be tried: datagrams are not answered")
-    place = (address.hostname or "", address.port or _PORTS[address.scheme])
+    place = (address.hostname or "", address.port or DEFAULT_PORTS[address.scheme])
     try:
         with socket.create_connection(place, timeout=CONNECT_TIMEOUT_S):
             return Finding(what, f"{place[0]}:{place[1]} answers")

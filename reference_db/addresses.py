@@ -87,7 +87,7 @@ class Reach:
         name no chance to change its mind. Raises AddressRefused, OSError where the name is unknown."""
         found = [(str(one[4][0]), port) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         places = list(dict.fromkeys(found))
-        if (host.lower(), port) == (self.host, self.port) or host.lower() in self.allow:
+        if (host.lower(), port) == (self.host, self.port) or host.lower() in map(str.lower, self.allow):
             return places
         for address, _ in places:
             if not is_public(address) and not self._is_allowed(address):

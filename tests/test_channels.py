@@ -126,14 +126,15 @@ def test_testing_a_channel_says_what_it_is_and_saves_a_picture(tmp_path: Path) -
     time.sleep(4)  # until there is a segment
     with WebServer(playlist.answer) as web:
         url = f"http://u:s3cret@127.0.0.1:{web.port}/live.m3u8"
-        done = copywatch("channels", "test", "-", "--seconds", "4", "--json", stdin=url, cwd=tmp_path)
+        asked = ("--seconds", "4", "--json", "--thumbnail", "first picture")
+        done = copywatch("channels", "test", "-", *asked, stdin=url, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["codec"], found["size"], found["container"]) == ("h264", "160x90", "hls")
     assert found["fps"] == pytest.approx(5, abs=0.5)
     assert found["key_frame_every_s"] == pytest.approx(1.0, abs=0.1)
     assert found["lag_s"] >= 0
-    assert Image.open(tmp_path / found["thumbnail"]).size == (341, 192)
+    assert Image.open(tmp_path / found["thumbnail"]).size == Image.open(tmp_path / "first picture").size == (341, 192)
     assert "s3cret" not in done.stdout + done.stderr
 
 

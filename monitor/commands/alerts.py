@@ -61,20 +61,8 @@ def alerts_list(
     for first_n, event in found:
         review = reviews.get(event.alert.id)
         rows.append((first_n, *_row(event.as_dict()), event.alert.licence or "-", review.decision if review else "-"))
-    heading = (
-        "N",
-        "ID",
-        "STATE",
-        "CHANNEL",
-        "SINCE",
-        "ON AIR",
-        "REFERENCE",
-        "ITS SECONDS",
-        "SCORE",
-        "LICENCE",
-        "REVIEW",
-    )
-    print_table(heading, rows)
+    copy = ("N", "ID", "STATE", "CHANNEL", "SINCE", "ON AIR", "REFERENCE", "ITS SECONDS", "SCORE")
+    print_table((*copy, "LICENCE", "REVIEW"), rows)
 
 
 @app.command("show")
@@ -254,5 +242,11 @@ def _span(one: dict[str, Any], side: str) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return ", ".join(f"{gap['seconds']:.0f} s at {clock(gap['at'])} ({gap['reason']})" for gap in value) or "-"
+        return ", ".join(map(_stretch, value)) or "-"
     return "-" if value is None else str(value)
+
+
+def _stretch(one: dict[str, Any]) -> str:
+    """A gap, with its reason, or a pause."""
+    reason = f" ({one['reason']})" if "reason" in one else ""
+    return f"{one['seconds']:.0f} s at {clock(one['at'])}{reason}"

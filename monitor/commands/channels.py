@@ -121,7 +121,7 @@ def try_channel(
 
     found, picture = look_at(channel, seconds)
     thumbnail = thumbnail or Path(f"{channel.name}.jpg")
-    Image.fromarray(picture).save(thumbnail, quality=85)
+    Image.fromarray(picture).save(thumbnail, "JPEG", quality=85)  # whatever its ending
     found["thumbnail"] = str(thumbnail)
     if as_json:
         print_json(found)

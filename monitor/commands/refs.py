@@ -181,9 +181,8 @@ class _AddProgress:
         self._bytes_before += self._size
         self._size = self._sizes[path]
         self._n_begun += 1
-        self._progress.reset(
-            self._one, total=None, description=path.name, unit="s", done=""
-        )  # forgets what is not told
+        # All fields are told: `reset` forgets those that are not.
+        self._progress.reset(self._one, total=None, description=path.name, unit="s", done="")
         self._show_all(0.0)
 
     def step(self, done_s: int, total_s: int | None) -> None:

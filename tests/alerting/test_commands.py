@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from monitor.alerting.alerts import Pause
 from monitor.alerting.outbox import Letter, Outbox
 from monitor.cli import main
 from tests.alerting.test_outbox import life
+from tests.alerting.told import alert
 
 
 @pytest.fixture
@@ -47,6 +49,13 @@ def test_show_says_all_of_one(data_dir: Path, capsys: pytest.CaptureFixture[str]
     assert [one["seq"] for one in whole["events"]] == [1, 2, 3]
     assert (whole["alert"]["type"], whole["reviews"], whole["evidence"]) == ("alert.ended", [], None)
     assert "no alert a9" in alerts(capsys, data_dir, "show", "a9", code=1)
+
+
+def test_show_says_where_a_copy_paused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Outbox.open(tmp_path, ()) as outbox:
+        outbox.write([Letter("ch5", [alert(7, pauses=(Pause(65.0, 4.0),))])])
+    said = alerts(capsys, tmp_path, "show", alert(7).id)
+    assert [line.split(maxsplit=1)[1] for line in said.splitlines() if line.startswith("pauses")] == ["4 s at 00:01:05"]
 
 
 def test_tail_goes_on_after_a_number(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -132,6 +132,7 @@ def test_a_private_host_must_be_named_by_host_and_port(host: str) -> None:
     with pytest.raises(AddressRefused):
         Reach(host, 8080).places(host, 8081)
     assert Reach("cdn.example.com", 80, (host,)).places(host, 8081)
+    assert Reach("cdn.example.com", 80, (host.upper(),)).places(host, 8081)
     assert Reach("cdn.example.com", 80, ("127.0.0.0/8", "0.0.0.0/32")).places(host, 8081)
 
 
