@@ -26,6 +26,7 @@ from typing import Any
 
 from monitor.alerting.outbox import FILE, History
 from monitor.demo.air import Transmitter
+from tests.chaos import names
 from tests.chaos.disks import small_disk
 from tests.dying_serve import POINTS
 from tests.lives import PATIENCE_S, House, Life, build_house, told
@@ -248,6 +249,7 @@ def frozen(house: House, folder: Path) -> Figures:
 
 STORIES: dict[str, Callable[[House, Path], Figures]] = {
     **{f"killed: {point}": killed_at(point) for point in POINTS},
+    "F39 name server hangs": lambda house, folder: names.hanging(folder),
     "F56 disk full": disk_full,
     "F57 fsync fails": failing_call("fsync,fdatasync", "EIO", "6..9"),
     "F58 read-only disk": failing_call("pwrite64", "EROFS", "30..60"),
