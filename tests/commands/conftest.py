@@ -1,0 +1,76 @@
+"""Commands as they are typed, with a small encoder and some films."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from monitor.cli import main
+from tests.media import write_film
+
+
+class Grid(nn.Module):
+    """A small honest encoder: the colours of 13 x 13 parts of the picture, and five constants."""
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        parts = torch.nn.functional.adaptive_avg_pool2d(pictures, 13).flatten(1)
+        return torch.cat([parts, torch.full((parts.shape[0], 5), 0.01)], dim=1)
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def said(self) -> object:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("encoder") / "grid.pt"
+    torch.jit.script(Grid()).save(str(path))  # type: ignore[no-untyped-call]
+    return path
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("films")
+    write_film(folder / "one.mp4", 1, 6)
+    write_film(folder / "two.mp4", 2, 5)
+    return folder
+
+
+@pytest.fixture
+def run(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process, in a library of its own."""
+    for name in [name for name in os.environ if name.startswith("COPYWATCH_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("COPYWATCH_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("COPYWATCH_ENCODER", str(encoder))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> Ended:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main([str(one) for one in arguments])
+        out, err = capfd.readouterr()
+        assert "Traceback" not in err
+        assert "\x1b" not in out + err, "colour, and nobody watches"
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Ended(code, out, err)
+
+    return call
