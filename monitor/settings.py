@@ -73,11 +73,19 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
+def _channel_name(name: str) -> str:
+    if not re.fullmatch(CHANNEL_NAME, name):
+        raise ValueError(
+            "expected letters, digits, dots, dashes and underscores, 64 at most, the first a letter or a digit"
+        )
+    return name
+
+
 class ChannelSettings(_Section):
     """One broadcast to watch."""
 
-    name: str = Field(
-        pattern=f"^{CHANNEL_NAME}$",
+    name: Annotated[str, AfterValidator(_channel_name)] = Field(
+        json_schema_extra={"pattern": f"^{CHANNEL_NAME}$"},
         description="Unique: letters, digits, dot, dash, underscore. It is the label of metrics and alerts.",
     )
     url: Annotated[str, AfterValidator(_openable)] = Field(

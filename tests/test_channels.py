@@ -98,7 +98,7 @@ def test_whatever_the_file_looks_like(text: str, url: str, tmp_path: Path) -> No
     ("arguments", "said"),
     [
         (("add", "five", "http://h/x"), "there is a channel five already"),
-        (("add", "se ven", "http://h/x"), "name"),
+        (("add", "se ven", "http://h/x"), "name: expected letters, digits, dots"),
         (("add", "seven", "ftp://u:s3cret@h/x"), "begins with one of"),
         (("add", "seven", "srt://h:9000?passphrase=s3cret"), "ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts"),
         (("add", "seven", "http://h/x", "--mode", "fast"), "mode"),

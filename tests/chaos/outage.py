@@ -94,10 +94,11 @@ class _Outage:
         self._wait(lambda: self._is("gone", "up"), "up again")
         back_s = time.monotonic() - healed
         assert back_s <= LONGEST_S + 20, back_s
-        self._wait(lambda: len(self._told("gone", "alert.started")) >= 2, "an alert again")
-        again = self._told("gone", "alert.started")[-1]
+        self._wait(lambda: len(self._told("gone")) > silent, "an alert again")
+        again = self._told("gone")[silent]
         missed_s = self._value("copywatch_gap_seconds_total", "gone") - gap_before
         assert away_s - 5 <= missed_s <= away_s + back_s + 20, (missed_s, away_s, back_s)
+        assert again["type"] == "alert.started", again
         assert again["id"] not in {event["id"] for event in before}
         assert [gap["seconds"] for gap in again["gaps"]] == [missed_s], (again, missed_s)
         assert self._value("copywatch_epochs_total", "gone") == 2
