@@ -69,7 +69,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Broadcast:
-    """A folder made by make_broadcast.py, encoded."""
+    """A folder with `ch*.ts`, `references/` and `truth.jsonl`, encoded."""
 
     channels: tuple[Recording, ...]
     references: tuple[Recording, ...]
@@ -118,7 +118,7 @@ def parser() -> argparse.ArgumentParser:
     pairs.add_argument("--seed", type=int, default=1)
     pairs.set_defaults(command=evaluate_pairs)
 
-    broadcast = commands.add_parser("broadcast", parents=[common], help="a broadcast built by make_broadcast.py")
+    broadcast = commands.add_parser("broadcast", parents=[common], help="a broadcast with its truth")
     broadcast.add_argument("folder", type=Path)
     broadcast.add_argument("--plots", type=Path, metavar="DIR", help="draw matrix, mask, steps and path of each copy")
     broadcast.add_argument("--max-plots", type=int, default=40)
