@@ -99,7 +99,7 @@ def make_media(parent: Path, progress: Progress | None = None) -> Media:
 
 
 def _render_all(media: Media, progress: Progress | None) -> None:
-    """Renders films and parts of the broadcast on all cores, then joins the parts."""
+    """Renders the films and the broadcast side by side."""
     total = int(BROADCAST_S + REFERENCE_S * len(REFERENCES))
     made = 0
     # spawn: a fork would copy whatever threads the caller runs.

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+from monitor.ingest.clock import rfc3339
 from reference_db.catalog import Reference, ReferenceId
 
 CONFIRMED, FALSE, LICENSED = "confirmed", "false", "licensed"
@@ -115,4 +116,4 @@ NO_RULES = Rules()
 
 
 def _plain(moment: datetime | None) -> str | None:
-    return None if moment is None else moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return None if moment is None else rfc3339(moment)
