@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from monitor.demo.films import Film
 from reference_db.catalog import Catalog
-from reference_db.encoder import IMAGENET_MEAN, IMAGENET_STD, WEIGHTS, FrameEncoder, load_encoder
+from reference_db.encoder import IMAGENET_MEAN, IMAGENET_STD, PICTURE_SIDE, WEIGHTS, FrameEncoder, load_encoder
 from reference_db.registration import register
 from tests import media
 from tests.air import Air, WebServer
@@ -93,7 +93,7 @@ class Heavy(nn.Module):
 
     def __init__(self, network: FrameEncoder, n_rounds: int) -> None:
         super().__init__()
-        self.network = torch.jit.trace(network, torch.zeros(1, 3, 192, 192))  # type: ignore[no-untyped-call]
+        self.network = torch.jit.trace(network, torch.zeros(1, 3, PICTURE_SIDE, PICTURE_SIDE))  # type: ignore[no-untyped-call]
         self.mean = torch.tensor(IMAGENET_MEAN).view(3, 1, 1)
         self.std = torch.tensor(IMAGENET_STD).view(3, 1, 1)
         self.n_rounds = n_rounds
