@@ -1,7 +1,7 @@
 """Metrics: what the pipeline counts, as Prometheus families in a registry that the caller owns.
 
 Labels are bounded: channel and sink (as many as are configured), stage, reason and result (few words of ours); never
-a reference, an address or an alert. The table in docs/operating.md is compared with this file by a test.
+a reference, an address or an alert. The table in README.md is compared with this file by a test.
 """
 
 import threading

@@ -80,7 +80,7 @@ def test_each_says_what_to_do() -> None:
 
 
 def test_the_page_on_operating_says_the_same() -> None:
-    told = re.findall(r"^\| `(\w+)` \| (page|ticket) \| (.+) \|$", (ROOT / "docs/operating.md").read_text(), re.M)
+    told = re.findall(r"^\| `(\w+)` \| (page|ticket) \| (.+) \|$", (ROOT / "deploy/README.md").read_text(), re.M)
     runbooks = [re.sub(r"{{ \$labels\.\w+ }}", "NAME", rule["annotations"]["runbook"]) for rule in rules()]
     assert told == [(rule["alert"], rule["labels"]["severity"], runbooks[n]) for n, rule in enumerate(rules())]
 

@@ -1,4 +1,4 @@
-"""The two producers of docs/kafka.md, word for word but for address and topics, run against a real broker."""
+"""The two producers of monitor/kafka/README.md, word for word but for address and topics, run against a real broker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FPS = 4
 
 def example(language: str, *needed: str) -> str:
     """The block of code of the page in this language that has all these words."""
-    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs/kafka.md").read_text(), re.DOTALL)
+    blocks = re.findall(rf"```{language}\n(.*?)```", (ROOT / "monitor/kafka/README.md").read_text(), re.DOTALL)
     (found,) = [block for block in blocks if all(word in block for word in needed)]
     return str(found)
 

@@ -1,4 +1,4 @@
-"""The examples of the API and of webhooks in docs/api.md, run as they stand there."""
+"""The examples of the API and of webhooks in monitor/web/README.md, run as they stand there."""
 
 from __future__ import annotations
 
