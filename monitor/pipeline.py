@@ -136,14 +136,14 @@ class Watch:
         self._searched: tuple[ReferenceIndex, NDArray[np.float32], Hits] | None = None  # a held second finds the same
         self._book: AlertBook | None = None
         self._gaps: deque[Gap] = deque(maxlen=GAPS_KEPT)
-        self._seen_at: datetime | None = None  # when the newest sample arrived
+        self.seen_at: datetime | None = None  # when the newest sample arrived, here or in an earlier life
         self._forgotten: tuple[str, int] | None = None  # epoch and second up to which an earlier life saw the air
 
     def snapshot(self, position: Position) -> bytes:
         """All of it, with the position of the newest sample pushed; some 0.2 MB. Not while `push` runs."""
         epoch, newest_s = self._book.epoch if self._book else None, self._matcher.window.newest_s
         book = self._book.state() if self._book else None
-        state = WatchState(epoch, book, list(self._gaps), self._matcher.state(), self._seen_at)
+        state = WatchState(epoch, book, list(self._gaps), self._matcher.state(), self.seen_at)
         notes = {"position": dict(position), "epoch": epoch.name if epoch else None, "newest_s": newest_s}
         return pack(state, {"model": self._models.name}, notes)
 
@@ -165,7 +165,7 @@ class Watch:
         except (ValueError, IndexError, KeyError) as error:
             raise SnapshotRefused(f"its parts do not fit together ({error})", notes) from error
         self._matcher = matcher
-        self._seen_at = state.seen_at
+        self.seen_at = state.seen_at
         self._gaps.extend(state.gaps)
         if state.epoch is not None and state.book is not None:
             self._book = self._new_book(state.epoch)
@@ -188,7 +188,7 @@ class Watch:
         if self._evidence is not None:
             self._evidence.picture(sample.epoch, sample.second, sample.frame.picture)
         alerts += yield from self._second(sample, row, informative)
-        self._seen_at = sample.arrived_at
+        self.seen_at = sample.arrived_at
         return Outcome(sample.second, alerts, sample.arrived_at)
 
     def push(self, samples: list[Sample], rows: list[tuple[NDArray[np.float32], bool]]) -> list[Outcome]:
@@ -231,9 +231,9 @@ class Watch:
 
     def _silent_s(self, sample: Sample) -> int:
         """Seconds of air that were missed between two epochs; a clock that jumps in mid-stream misses none."""
-        if self._seen_at is None or sample.gap_reason == "unseen":
+        if self.seen_at is None or sample.gap_reason == "unseen":
             return 0
-        return max(0, round((sample.arrived_at - self._seen_at).total_seconds()) - 1)
+        return max(0, round((sample.arrived_at - self.seen_at).total_seconds()) - 1)
 
     def _new_book(self, epoch: ChannelEpoch) -> AlertBook:
         alerting = self._settings.alerting

@@ -94,13 +94,13 @@ class Channel:
         if record.is_end:
             return await self.end(record)
         self._ledger.received()
-        before, position = self._timeline.newest, self._timeline.position()
+        before, position, seen_at = self._timeline.newest, self._timeline.position(), self._watch.seen_at
         place = self._timeline.place(record)
         if isinstance(place, str):
             self._ledger.dropped(place)
             return None
         outcome = await self._match(record, place)
-        start = Start(record.offset, place.second, position)
+        start = Start(record.offset, place.second, position, None if seen_at is None else seen_at.isoformat())
         if self._is_over or before is None or before.epoch != place.epoch:
             self._starts.begin(start)
         else:
@@ -158,6 +158,7 @@ class Channel:
                 self._works.metrics.restores.labels(self.name, "replayed").inc()
                 logger.warning("channel %s is read again from offset %d: %s", self.name, start.offset, refused)
                 self._timeline.resume(start.position)
+                self._watch.seen_at = None if start.seen_at is None else datetime.fromisoformat(start.seen_at)
                 self._told_until = max(self._told_until, self.next_offset)
                 self.next_offset = start.offset
             else:

@@ -28,6 +28,7 @@ class Start:
     offset: int
     second: int
     position: Mapping[str, Any]  # of the timeline
+    seen_at: str | None = None  # when the record before it was seen: what was missed in between is a gap
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

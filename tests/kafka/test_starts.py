@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ def followed(air: Air, end: int) -> Start | None:
     watch, starts = new_watch(), Starts()
     for n in range(end):
         told(watch, air, n, n + 1)
-        start = Start(n, air.samples[n].second, {})
+        start = Start(n, air.samples[n].second, {}, air.samples[n - 1].arrived_at.isoformat() if n else None)
         if n == 0 or air.samples[n].epoch != air.samples[n - 1].epoch:
             starts.begin(start)
         else:
@@ -40,15 +41,29 @@ def test_what_is_told_after_a_start_is_what_an_unbroken_watch_tells(
     parts: list[Part], quiet_s: int, more: list[Part], seed: int, data: st.DataObject
 ) -> None:
     air = aired([*parts, Part(quiet_s, noise=1.0), *more], seed)
-    refused_at = data.draw(st.integers(1, len(air)))
+    assert_told_alike(air, data.draw(st.integers(1, len(air))))
+
+
+def test_what_was_missed_before_a_start_is_a_gap_all_the_same() -> None:
+    air = aired([Part(6, noise=1.0), Part(1, noise=1.0, new_epoch=True), Part(20, "swift", noise=0.2)])
+    alerts = assert_told_alike(air, 8)
+    assert [gap.reason for alert in alerts for gap in alert.gaps] == ["reconnect"] * len(alerts)
+
+
+def assert_told_alike(air: Air, refused_at: int) -> list[Alert]:
+    """What is told from the start that is safe after so many samples; an unbroken watch must tell the same."""
     start = followed(air, refused_at)
     assert start is not None
     unbroken, anew = new_watch(), new_watch()
+    anew.seen_at = None if start.seen_at is None else datetime.fromisoformat(start.seen_at)
     before = told(unbroken, air, 0, start.offset)
+    if start.offset and air.samples[start.offset].epoch != air.samples[start.offset - 1].epoch:
+        before += unbroken.finish()  # the epoch before it: told when that record was first read, so before any refusal
     expected = told(unbroken, air, start.offset) + unbroken.finish()
     ended_there = {alert.id for alert in before}  # their end may be told a few seconds after the last of their paths
     found = by_name(told(anew, air, start.offset) + anew.finish())
     assert found == by_name([alert for alert in expected if alert.id not in ended_there])
+    return list(found.values())
 
 
 def test_a_start_follows_the_air_but_not_into_a_copy() -> None:
