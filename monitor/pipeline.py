@@ -251,7 +251,8 @@ class Watch:
         assert self._book is not None
         channel = self._book.epoch.channel
         alerts: list[Alert] = []
-        added = self._matcher.window.push(sample.second, row, informative, sample.frame.held)
+        frame = sample.frame
+        added = self._matcher.window.push(sample.second, row, informative, frame.held, frame.age_s)
         self._note_gap(sample, added[0].second)
         if not informative:
             self._metrics.low_information_seconds.labels(channel).inc()

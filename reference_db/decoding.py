@@ -134,11 +134,11 @@ class DecodingChild:
                 return
             if kind == b"Z":
                 return
-            second, pts_s, height, width = PICTURE.unpack_from(body)
+            second, pts_s, age_s, height, width = PICTURE.unpack_from(body)
             if kind == b"P":
                 picture = np.frombuffer(body, np.uint8, offset=PICTURE.size).reshape(height, width, 3)
             assert picture is not None
-            yield Frame(second, pts_s, picture, held=kind == b"H")
+            yield Frame(second, pts_s, picture, kind == b"H", age_s)
 
     def kill(self) -> None:
         """Ends the child at once, whatever it is doing; a reader in another thread then sees the end."""

@@ -33,6 +33,7 @@ class Frame:
     pts_s: float  # presentation time of the picture itself
     picture: NDArray[np.uint8]  # [height, width, 3] RGB, short side 192, upright, square pixels
     held: bool = False  # the same picture as the frame before: a key picture shown again
+    age_s: float = 0.0  # how long before the middle of its second a key picture was on air
 
     def __post_init__(self) -> None:
         if self.picture.ndim != 3 or self.picture.shape[2] != 3 or self.picture.dtype != "uint8":

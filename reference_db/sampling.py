@@ -26,7 +26,7 @@ KEY_EVERY_S = 2.1  # economy needs key pictures this often: 2 s, and 60 pictures
 STEADY_S = 10.0  # and for so long, before `auto` trusts them
 
 RECORD = struct.Struct("<cI")  # kind, length of what follows
-PICTURE = struct.Struct("<qdHH")  # second, pts_s, height, width; then the pixels
+PICTURE = struct.Struct("<qddHH")  # second, pts_s, age_s, height, width; then the pixels
 KEY = struct.Struct("<dI")  # pts_s of a key picture, pictures that came out damaged so far
 
 
@@ -198,7 +198,9 @@ class Sampling:
         for second, pts_s, picture, held in picks:
             if self._last_second is None or not self._last_second - JUMP_BACK_S <= second <= self._last_second:
                 self._last_second = second
-                yield (b"H", PICTURE.pack(second, pts_s, 0, 0)) if held else self._record(second, pts_s, picture)
+                age_s = round(second + 0.5 - pts_s, 3) if self._economy else 0.0  # no switch before its picks are out
+                times = second, pts_s, age_s
+                yield (b"H", PICTURE.pack(*times, 0, 0)) if held else self._record(times, picture)
 
     def _picks(self, packet: "av.Packet[av.VideoStream]") -> Iterator[Pick]:
         if packet.has_sidedata("encryption_info"):
@@ -265,7 +267,7 @@ class Sampling:
         self._seen = self._seen or bool(pictures)
         return pictures
 
-    def _record(self, second: int, pts_s: float, picture: av.VideoFrame) -> tuple[bytes, bytes]:
+    def _record(self, times: tuple[int, float, float], picture: av.VideoFrame) -> tuple[bytes, bytes]:
         ratio = self._stream.sample_aspect_ratio or Fraction(1)
         width, height = picture.width * float(ratio), float(picture.height)
         scale = PICTURE_SHORT_SIDE / min(width, height)
@@ -282,8 +284,8 @@ class Sampling:
             import numpy as np  # seldom needed, and dear to import
 
             upright = np.rot90(small.to_ndarray(), turns)
-            return b"P", PICTURE.pack(second, pts_s, *upright.shape[:2]) + upright.tobytes()
-        return b"P", PICTURE.pack(second, pts_s, small.height, small.width) + _pixels(small)
+            return b"P", PICTURE.pack(*times, *upright.shape[:2]) + upright.tobytes()
+        return b"P", PICTURE.pack(*times, small.height, small.width) + _pixels(small)
 
     def _refuse_encrypted(self) -> NoReturn:
         raise Refused("unreadable", f"{self._name} is encrypted; register a copy without protection.")

@@ -26,6 +26,7 @@ class LiveSecond:
     row: NDArray[np.float32] | None
     informative: bool
     novelty: float  # 0 for a picture just like those before it, 1 for a new one
+    age_s: float = 0.0  # how long before the middle of the second its picture was on air: a key picture is held
 
     @property
     def counts(self) -> bool:
@@ -42,6 +43,7 @@ class WindowState:
     seen: NDArray[np.bool_]
     informative: NDArray[np.bool_]
     novelty: NDArray[np.float64]
+    age_s: NDArray[np.float64]
 
 
 class FeatureWindow:
@@ -59,7 +61,12 @@ class FeatureWindow:
         return self._seconds[-1].second if self._seconds else None
 
     def push(
-        self, second: int, row: NDArray[np.float32] | None, informative: bool, held: bool = False
+        self,
+        second: int,
+        row: NDArray[np.float32] | None,
+        informative: bool,
+        held: bool = False,
+        age_s: float = 0.0,
     ) -> list[LiveSecond]:
         """The seconds this adds: the one given, after any that were skipped before it.
 
@@ -72,7 +79,7 @@ class FeatureWindow:
         row = None if half is None else half.astype(np.float32)
         added = [] if newest is None else [LiveSecond(s, None, False, 0.0) for s in range(newest + 1, second)]
         novelty = self._seconds[-1].novelty if held and newest == second - 1 else self._novelty(row, second)
-        added.append(LiveSecond(second, row, informative, novelty))
+        added.append(LiveSecond(second, row, informative, novelty, age_s))
         self._seconds.extend(added)
         self._halves.extend([*(None for _ in added[1:]), half])
         return added
@@ -104,6 +111,7 @@ class FeatureWindow:
             np.array([live.row is not None for live in self._seconds], np.bool_),
             np.array([live.informative for live in self._seconds], np.bool_),
             np.array([live.novelty for live in self._seconds], np.float64),
+            np.array([live.age_s for live in self._seconds], np.float64),
         )
 
     def restore(self, state: WindowState) -> None:
@@ -114,9 +122,8 @@ class FeatureWindow:
         for n, seen in enumerate(state.seen.tolist()):
             row = next(rows) if seen else None
             self._halves.append(next(halves) if seen else None)
-            self._seconds.append(
-                LiveSecond(state.first_s + n, row, bool(state.informative[n]), float(state.novelty[n]))
-            )
+            informative, novelty, age_s = bool(state.informative[n]), float(state.novelty[n]), float(state.age_s[n])
+            self._seconds.append(LiveSecond(state.first_s + n, row, informative, novelty, age_s))
 
     def _novelty(self, row: NDArray[np.float32] | None, second: int) -> float:
         if row is None:

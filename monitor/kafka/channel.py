@@ -186,7 +186,7 @@ class Channel:
 
     async def _match(self, record: FrameRecord, place: Place) -> Outcome:
         picture = NO_PICTURE if record.picture is None else record.picture
-        frame = Frame(place.second, record.pts_ms / MS, picture, record.held)
+        frame = Frame(place.second, record.pts_ms / MS, picture, record.held, record.age_ms / MS)
         reason, self.gap_reason = self.gap_reason or record.gap, None
         sample = Sample(place.epoch, place.second, frame, record.seen_at, reason, {})
         think = partial(self._watch.second, sample)

@@ -10,6 +10,7 @@
                            the reader tells by pts_ms and ts_ms when a clock is broken
              encoder       of a feature row: who made it; informative: 0 where the picture showed nothing
              held          1 where the picture is that of the second before (key pictures only are decoded)
+             age_ms        how long before the middle of its second such a key picture was on air
              gap           why seconds before this one are missing; began_ms: stream time 0 as it is known by now
 
 What comes is not trusted: whatever cannot be used raises BadRecord, with a word to count it by and a sentence.
@@ -35,7 +36,7 @@ from monitor.errors import MonitorError
 from monitor.ingest.sources import Sample
 from monitor.settings import CHANNEL_NAME
 from reference_db.encoder import FEATURE_SIZE
-from reference_db.frames import PICTURE_SHORT_SIDE, Frame
+from reference_db.frames import MAX_HOLD_S, PICTURE_SHORT_SIDE, Frame
 from reference_db.sampling import MAX_LONG_SIDE, MAX_PIXELS
 
 MAX_VALUE_BYTES = 8 << 20  # a picture of a second is some 10 kB
@@ -94,6 +95,7 @@ class _Headers(BaseModel):
     encoder: str | None = None
     informative: bool = True
     held: bool = False
+    age_ms: int = Field(default=0, ge=0, le=(MAX_HOLD_S + 1) * MS)
     gap: str = Field(default="unseen", pattern=r"^[a-z][a-z ]{0,31}$")
 
 
@@ -109,6 +111,7 @@ class FrameRecord:
     gap: str
     offset: int = 0  # in its partition
     held: bool = False
+    age_ms: int = 0
     picture: NDArray[np.uint8] | None = None
     encoded: Encoded | None = None
 
@@ -150,6 +153,7 @@ def read(record: KafkaRecord, encoder_id: str, shown: Shown) -> FrameRecord:
         headers.gap,
         record.offset,
         headers.held,
+        headers.age_ms,
         picture,
         encoded,
     )
@@ -263,6 +267,8 @@ def record_of(sample: Sample, encoded: Encoded | None = None, encoder_id: str = 
     headers.append(("gap", sample.gap_reason.encode()))
     if sample.frame.held:
         headers.append(("held", b"1"))
+    if age_ms := round(sample.frame.age_s * MS):
+        headers.append(("age_ms", str(age_ms).encode()))
     if encoded is None:
         value = jpeg(sample.frame)
         headers.append(("content-type", b"image/jpeg"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from reference_db.encoder import FEATURE_SIZE, is_informative
 from reference_db.frames import Frame, Mode, decode_file
 
 BATCH = 16  # pictures encoded at once
+HELD = ("held", "ages_s")  # what a recording has beside its rows where only key pictures were decoded
 
 
 class PictureEncoder(Protocol):
@@ -39,6 +40,7 @@ class Recording:
     rows: NDArray[np.float32]  # [seconds, 512]
     informative: NDArray[np.bool_]  # [seconds]
     held: NDArray[np.bool_] | None = None  # [seconds]: shown again, since only key pictures were decoded
+    ages_s: NDArray[np.float64] | None = None  # [seconds]: how old a held picture was
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.informative.shape != self.rows.shape[:1]:
@@ -57,10 +59,13 @@ class Recording:
 
     def with_all_informative(self) -> Recording:
         """The same, with every second that was seen taken as informative."""
-        return Recording(self.name, self.rows, self.seen, self.held)
+        return replace(self, informative=self.seen)
 
     def is_held(self, second: int) -> bool:
         return self.held is not None and bool(self.held[second])
+
+    def age_s(self, second: int) -> float:
+        return 0.0 if self.ages_s is None else float(self.ages_s[second])
 
 
 class RecordingShelf:
@@ -76,13 +81,14 @@ class RecordingShelf:
         """The recording of a file, named by its stem; raises MediaError when it must be decoded and cannot."""
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()[:32]
-        at = self._folder / f"{content}{'' if mode == 'exact' else f'-{mode}'}.npz"
+        at = self._folder / f"{content}{'' if mode == 'exact' else f'-{mode}-aged'}.npz"
         if at.exists():
             with np.load(at, allow_pickle=False) as stored:
-                return Recording(path.stem, stored["rows"], stored["informative"], stored.get("held"))
+                columns = (stored[name] for name in ("rows", "informative", *HELD) if name in stored)
+                return Recording(path.stem, *columns)
         self._told(f"encoding {path.name}")
         recording = record(path, self.encoder, mode)
-        held = {} if recording.held is None else {"held": recording.held}
+        held = {name: column for name in HELD if (column := getattr(recording, name)) is not None}
         aside = at.with_suffix(".part")
         with aside.open("wb") as file:
             np.savez(file, allow_pickle=False, rows=recording.rows, informative=recording.informative, **held)
@@ -95,11 +101,13 @@ def record(path: Path, encoder: PictureEncoder, mode: Mode = "exact") -> Recordi
     rows: dict[int, NDArray[np.float32]] = {}
     informative: dict[int, bool] = {}
     held: set[int] = set()
+    ages_s: dict[int, float] = {}
     batch: list[Frame] = []
 
     def encode() -> None:
         for frame, row in zip(batch, encoder.encode([frame.picture for frame in batch]), strict=True):
             rows[frame.second], informative[frame.second] = row, is_informative(frame.picture)
+            ages_s[frame.second] = frame.age_s
             if frame.held:
                 held.add(frame.second)
         batch.clear()
@@ -111,12 +119,13 @@ def record(path: Path, encoder: PictureEncoder, mode: Mode = "exact") -> Recordi
     if batch:
         encode()
     n_seconds = max(rows, default=-1) + 1
-    nothing = np.zeros(FEATURE_SIZE, np.float32)
+    nothing, seconds = np.zeros(FEATURE_SIZE, np.float32), range(n_seconds)
     return Recording(
         path.stem,
-        np.array([rows.get(second, nothing) for second in range(n_seconds)], np.float32).reshape(-1, FEATURE_SIZE),
-        np.array([informative.get(second, False) for second in range(n_seconds)], bool),
-        None if mode == "exact" else np.array([second in held for second in range(n_seconds)], bool),
+        np.array([rows.get(second, nothing) for second in seconds], np.float32).reshape(-1, FEATURE_SIZE),
+        np.array([informative.get(second, False) for second in seconds], bool),
+        None if mode == "exact" else np.array([second in held for second in seconds], bool),
+        None if mode == "exact" else np.array([ages_s.get(second, 0.0) for second in seconds]),
     )
 
 
@@ -124,4 +133,4 @@ def sequenced(recording: Recording, sequence_encoder: nn.Module) -> Recording:
     """The recording seen through a sequence encoder; unseen seconds stay zeros."""
     with torch.inference_mode():
         rows = sequence_encoder(torch.from_numpy(recording.rows.copy())[None])[0].numpy()
-    return Recording(recording.name, rows * recording.seen[:, None], recording.informative, recording.held)
+    return replace(recording, rows=rows * recording.seen[:, None])

@@ -236,7 +236,8 @@ class _Airing:
         likeness: NDArray[np.float32] | None,
     ) -> None:
         features, informative = channel.rows[second], bool(channel.informative[second])
-        for live in self._matcher.window.push(second, features, informative, channel.is_held(second)):
+        held, age_s = channel.is_held(second), channel.age_s(second)
+        for live in self._matcher.window.push(second, features, informative, held, age_s):
             searched = live.row is not None and live.counts
             hits = self._index.search(features[None], self._matcher.matching.hits) if searched else None
             views = self._matcher.apply(read(self._matcher.plan(live, hits, self._index)))

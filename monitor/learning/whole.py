@@ -48,7 +48,8 @@ def compare(live: Recording, ref: Recording) -> WholeMatrix:
     """The matrix of two recordings."""
     window = FeatureWindow(len(live.rows) + 1)
     for second in np.flatnonzero(live.seen).tolist():
-        window.push(second, live.rows[second], bool(live.informative[second]), live.is_held(second))
+        informative = bool(live.informative[second])
+        window.push(second, live.rows[second], informative, live.is_held(second), live.age_s(second))
     lives = tuple(window)
     at = [second.second for second in lives]
     counts = np.array([second.counts for second in lives])[:, None] & ref.informative[None]

@@ -3,13 +3,17 @@
 A path is walked cell by cell within the network's nine seconds. In a slow or static scene neighbouring cells look
 alike and the path wanders by some seconds, though over the whole copy only one line (an offset and a speed) fits.
 So the first and the last seconds of a segment are each compared with their reference along every line near the path;
-the best line gives the reference's side, and the similarity along it says where the copy begins and ends on air.
+the best line gives the reference's side, and the similarity along it says where the copy begins and ends on air:
+half-way between the last picture outside it and the first inside. A key picture that is held for some seconds counts
+where it was really on air.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +35,7 @@ ONLY_NORMAL_S = 8  # below so many seconds other speeds cannot be told from chan
 OTHER_SPEED = 0.01  # of similarity, that another speed than normal must win by
 HALF = 0.002  # of similarity, half of which an offset between two seconds must win by
 PATH_WINS = 0.12  # of similarity, by which a path must beat the line to be believed: a cut or a freeze is no line
+EARLY_S = 0.1  # a key picture that comes sooner than usual comes because the picture changed: there the border is
 BORDER = 0.5  # of the similarity within a copy: what is below lies outside it
 
 
@@ -51,35 +56,51 @@ def refine(
     view: SegmentView, lives: Iterable[LiveSecond], rows: ReferenceRows, informative: NDArray[np.bool_]
 ) -> SegmentView:
     """The segment with its ends read off lines; `lives` are the seconds of the stream still at hand."""
-    sides = _Sides({live.second: live.row for live in lives if live.counts and live.row is not None}, rows, informative)
+    lives = list(lives)
+    counting = {live.second: live.row for live in lives if live.counts and live.row is not None}
+    ages_s = {live.second: live.age_s for live in lives if live.age_s}
+    sides = _Sides(counting, ages_s, _key_every_s(lives), rows, informative)
     refined, fitted = view, None
     for _ in range(ROUNDS):
-        span = int(refined.live_start_s), int(refined.live_end_s)
+        span = _whole(refined)
         if span != fitted:  # the same seconds have the same lines
             refined, fitted = _ends(refined, sides), span
     is_span = refined.live_end_s > refined.live_start_s and refined.ref_end_s > refined.ref_start_s
     return refined if is_span else view
 
 
+def _key_every_s(lives: list[LiveSecond]) -> float:
+    """The longest time from one picture to the next; 1 s where every picture is decoded."""
+    seen = [(one, after) for one, after in pairwise(lives) if one.row is not None and after.row is not None]
+    return max((1.0 + one.age_s - after.age_s for one, after in seen), default=1.0)
+
+
+def _whole(view: SegmentView) -> tuple[int, int]:
+    """The whole seconds that the segment lies in."""
+    return math.floor(view.live_start_s), math.ceil(view.live_end_s)
+
+
 def _ends(view: SegmentView, sides: _Sides) -> SegmentView:
     """The segment with both ends moved along the lines that fit its first and its last seconds."""
-    start, end = int(view.live_start_s), int(view.live_end_s)
+    start, end = _whole(view)
     head = sides.fit(view, range(start, min(end, start + FIT_S)))
     tail = sides.fit(view, range(max(start, end - FIT_S), end))
     if head is not None:
         live_start = sides.edge(head, start, -1)
         view = replace(view, live_start_s=live_start, ref_start_s=max(0.0, head.at(live_start)))
     if tail is not None:
-        live_end = sides.edge(tail, end - 1, 1) + 1
+        live_end = sides.edge(tail, end - 1, 1)
         view = replace(view, live_end_s=live_end, ref_end_s=min(float(len(sides.rows)), tail.at(live_end)))
     return view
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sides:
-    """The stream's seconds that count, and the reference."""
+    """The stream's seconds that count, how old their pictures were, and the reference."""
 
     lives: dict[int, NDArray[np.float32]]
+    ages_s: dict[int, float]  # of key pictures
+    key_every_s: float
     rows: ReferenceRows
     informative: NDArray[np.bool_]
 
@@ -97,7 +118,7 @@ class _Sides:
     def _is_same_place(self, line: _Line, seen: NDArray[np.int64], path: NDArray[np.int64]) -> bool:
         """Whether the line stays beside the path, or shows what the path shows: a film that airs twice at once, from
         two of its places, has two lines, and each is right."""
-        columns = np.floor(line.at(0.0) + line.speed * seen + 0.5).astype(np.int64)
+        columns = np.floor(line.at(0.0) + line.speed * self._shown(seen) + 0.5).astype(np.int64)
         if float(np.abs(columns - path).mean()) <= BESIDE_S:
             return True
         inside = (columns >= 0) & (columns < len(self.rows)) & (path >= 0) & (path < len(self.rows))
@@ -115,28 +136,39 @@ class _Sides:
         cells = np.where(self.informative[first:last], cells, np.float32(0))
         offsets = np.arange(2 * (first - len(seconds)), 2 * last) / 2
         speeds = SPEEDS if len(seen) >= ONLY_NORMAL_S else SPEEDS[:1]
-        ahead = np.array(speeds)[:, None, None] * (seen - seconds.start)  # [speed, offset, live], as all below
+        ahead = np.array(speeds)[:, None, None] * (self._shown(seen) - seconds.start)  # [speed, offset, live], as below
         columns = np.floor(offsets[:, None] + ahead + 0.5).astype(np.int64) - first
         means = _along(cells, columns).mean(axis=-1) - HALF * (offsets % 1)  # a tie goes to the whole second
         lines = []
-        for speed, of_speed in zip(speeds, means, strict=True):
-            top, handicap = int(of_speed.argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
-            lines.append(_Line(seconds.start, float(offsets[top]), speed, float(of_speed[top]) - handicap))
+        for n, speed in enumerate(speeds):
+            top, handicap = int(means[n].argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
+            ref_s = float((first + columns[n, top] - ahead[n, 0]).mean())  # amid the offsets that look the same
+            lines.append(_Line(seconds.start, ref_s, speed, float(means[n, top]) - handicap))
         best = max(lines, key=lambda line: line.similarity)
         return best, bool(_along(cells, path - first).mean() <= best.similarity + PATH_WINS)
 
-    def edge(self, line: _Line, from_s: int, direction: int) -> int:
-        """The last second that belongs to the copy, going along the line from within it, past `from_s`."""
+    def edge(self, line: _Line, from_s: int, direction: int) -> float:
+        """Where the copy ends, going along the line from within it, past `from_s`."""
         level = BORDER * line.similarity
         gains: list[float] = []
         seconds = [from_s + direction * step for step in range(-FIT_S // 2, REACH_S + 1)]
         for second in seconds:
-            column = int(np.floor(line.at(second) + 0.5))
+            column = int(np.floor(line.at(second - self.ages_s.get(second, 0.0)) + 0.5))
             if second in self.lives and 0 <= column < len(self.rows) and self.informative[column]:
                 gains.append(float(self.lives[second] @ self.rows[column]) - level)
             else:
                 gains.append(0.0)  # says nothing for or against
-        return seconds[int(np.cumsum(gains).argmax())]
+        last = seconds[int(np.cumsum(gains).argmax())]
+        return self._border(min(last, last + direction))
+
+    def _border(self, second: int) -> float:
+        """When the picture of this second gave way to that of the next: half-way, unless the next came early."""
+        one, next_one = (at - self.ages_s.get(at, 0.0) + 0.5 for at in (second, second + 1))
+        return next_one if next_one - one < self.key_every_s - EARLY_S else 0.5 * (one + next_one)
+
+    def _shown(self, seen: NDArray[np.int64]) -> NDArray[np.float64]:
+        """When the pictures of these seconds were on air, on the grid where a second's own picture is at the second."""
+        return np.array([second - self.ages_s.get(second, 0.0) for second in seen.tolist()])
 
 
 def _along(cells: NDArray[np.float32], columns: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -92,14 +92,14 @@ def test_a_large_picture_is_made_small_before_it_is_handed_on() -> None:
 
 def test_a_sample_comes_back_as_it_was_sent() -> None:
     epoch = ChannelEpoch("ch5", "2026-11-16T08:00:00Z", BEGAN, 3)
-    sample = Sample(epoch, 12, Frame(12, 12.5, picture(), held=True), BEGAN, "reconnect", {})
+    sample = Sample(epoch, 12, Frame(12, 11.25, picture(), held=True, age_s=1.25), BEGAN, "reconnect", {})
     record = record_of(sample)
     found = told(Given(record["key"], record["value"], record["headers"]))
     assert isinstance(found, FrameRecord)
     assert found.picture is not None
     assert np.abs(found.picture.astype(int) - sample.frame.picture).mean() < 5
     assert (found.pts_ms // 1000, found.epoch, found.began_at) == (12, epoch.name, BEGAN)
-    assert (found.held, found.gap, found.seen_at) == (True, "reconnect", BEGAN)
+    assert (found.held, found.age_ms, found.gap, found.seen_at) == (True, 1250, "reconnect", BEGAN)
     assert Timeline("ch5").place(found) == Place(ChannelEpoch("ch5", epoch.name, BEGAN, 12), 12)
 
 
@@ -175,7 +175,9 @@ def test_what_cannot_be_used_is_told_by_reason_and_kept_as_it_came(name: str) ->
     value=st.none() | st.binary(max_size=300),
     given_headers=st.lists(
         st.tuples(
-            st.sampled_from(["pts_ms", "ts_ms", "epoch", "content-type", "encoder", "held", "gap", "began_ms", "x"]),
+            st.sampled_from(
+                ["pts_ms", "ts_ms", "epoch", "content-type", "encoder", "held", "age_ms", "gap", "began_ms", "x"]
+            ),
             st.one_of(st.binary(max_size=40), st.sampled_from([b"1", b"-1", b"image/png", F16.encode(), b"99" * 20])),
         )
     ),

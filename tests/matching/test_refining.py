@@ -93,3 +93,45 @@ def test_a_segment_never_leaves_the_reference() -> None:
     view = refine(wandering([(21, 193), (26, 198)]), lives, film, np.ones(N_SECONDS, np.bool_))
     assert view.ref_end_s <= N_SECONDS
     assert view.live_end_s == pytest.approx(28, abs=1)
+
+
+def held(
+    film: NDArray[np.float32], keys_s: list[float], start_s: float, end_s: float, ref_s: float
+) -> list[LiveSecond]:
+    """A minute of which key pictures alone are decoded; a copy is on air from start_s to end_s, from ref_s on."""
+    rng = np.random.default_rng(8)
+    shown = [
+        unit(film[int(ref_s + key - start_s)] + 0.05 * rng.normal(size=64))  # the reference's picture of that second
+        if start_s <= key < end_s
+        else unit(rng.normal(size=64))
+        for key in keys_s
+    ]
+    lives = []
+    for second in range(60):
+        newest = max(n for n, key in enumerate(keys_s) if key <= second + 0.5)
+        lives.append(LiveSecond(second, shown[newest], True, 1.0, second + 0.5 - keys_s[newest]))
+    return lives
+
+
+def refined_path(lives: list[LiveSecond], film: NDArray[np.float32]) -> SegmentView:
+    return refine(wandering([(20, 99), (36, 115)]), lives, film, np.ones(N_SECONDS, np.bool_))
+
+
+def test_held_pictures_count_where_they_were_on_air() -> None:
+    # A key every 2 s, whatever is on:  ...  18.3 | 20.3  22.3  ...  36.3 | 38.3  ...
+    #                                        19.3 is half-way        37.3 is half-way
+    film = unit(np.random.default_rng(9).normal(size=(N_SECONDS, 64)))
+    view = refined_path(held(film, [2 * n + 0.3 - 2 for n in range(32)], 19.0, 37.5, 100.0), film)
+    assert [view.live_start_s, view.live_end_s] == pytest.approx([19.3, 37.3])
+    assert view.ref_start_s == pytest.approx(100.3, abs=0.5)
+    assert view.ref_end_s == pytest.approx(118.3, abs=0.5)
+
+
+def test_a_key_picture_that_comes_early_is_where_the_copy_begins_or_ends() -> None:
+    # The encoder sets a key where the picture changes:  ...  16  18 | 19  21  ...  35  37 | 37.6  39.6  ...
+    film = unit(np.random.default_rng(9).normal(size=(N_SECONDS, 64)))
+    keys = [*range(-2, 19, 2), *range(19, 38, 2), *(37.6 + 2 * n for n in range(12))]
+    view = refined_path(held(film, keys, 19.0, 37.6, 100.0), film)
+    assert [view.live_start_s, view.live_end_s] == pytest.approx([19.0, 37.6])
+    assert view.ref_start_s == pytest.approx(100.0, abs=0.5)
+    assert view.ref_end_s == pytest.approx(118.6, abs=0.5)

@@ -173,6 +173,7 @@ def test_economy_holds_key_pictures_on_the_grid(tmp_path: Path) -> None:
     frames = list(decode_file(path, mode="economy"))
     assert seen(frames) == [(0, 0), (1, 15), (2, 15), (3, 30), (4, 45), (5, 45)]
     assert [frame.held for frame in frames] == [False, False, True, False, False, True]
+    assert [frame.age_s for frame in frames] == [0.5, 0.0, 1.0, 0.5, 0.0, 1.0]
 
 
 def test_auto_is_exact_where_key_pictures_are_rare(tmp_path: Path) -> None:
@@ -194,6 +195,7 @@ def test_auto_turns_to_key_pictures_and_back(tmp_path: Path) -> None:
     assert numbers[15:19] == [0] * 4  # held, until the next key says that they have become rare
     assert numbers[19:] == list(range(45, 125, 10))  # exact again
     assert [frame.second for frame in frames if frame.held] == [16, 17, 18]
+    assert [frame.age_s for frame in frames] == [0.0] * 10 + [0.5] * 6 + [1.5, 2.5, 3.5] + [0.0] * 8
 
 
 def test_a_file_that_starts_its_clock_again_goes_on(tmp_path: Path) -> None:
