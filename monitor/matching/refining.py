@@ -31,7 +31,7 @@ REPEATS = 0.35  # likeness of reference seconds from which they may stand for ea
 MIN_FIT_S = 4  # a shorter segment is left as its path has it
 MIN_SEEN = 0.6  # of those seconds that must have been seen
 SPEEDS = (1.0, 0.5, 0.57, 0.67, 0.75, 0.8, 0.85, 0.9, 0.95, 1.05, 1.1, 1.18, 1.25, 1.33, 1.5, 1.75, 2.0)
-ONLY_NORMAL_S = 8  # below so many seconds other speeds cannot be told from chance
+ONLY_NORMAL = 8  # below so many pictures other speeds cannot be told from chance
 OTHER_SPEED = 0.01  # of similarity, that another speed than normal must win by
 HALF = 0.002  # of similarity, half of which an offset between two seconds must win by
 PATH_WINS = 0.12  # of similarity, by which a path must beat the line to be believed: a cut or a freeze is no line
@@ -135,8 +135,9 @@ class _Sides:
         cells = np.stack([self.lives[second] for second in seen.tolist()]) @ self.rows[first:last].T
         cells = np.where(self.informative[first:last], cells, np.float32(0))
         offsets = np.arange(2 * (first - len(seconds)), 2 * last) / 2
-        speeds = SPEEDS if len(seen) >= ONLY_NORMAL_S else SPEEDS[:1]
-        ahead = np.array(speeds)[:, None, None] * (self._shown(seen) - seconds.start)  # [speed, offset, live], as below
+        shown = self._shown(seen)
+        speeds = SPEEDS if len(np.unique(shown)) >= ONLY_NORMAL else SPEEDS[:1]
+        ahead = np.array(speeds)[:, None, None] * (shown - seconds.start)  # [speed, offset, live], as below
         columns = np.floor(offsets[:, None] + ahead + 0.5).astype(np.int64) - first
         means = _along(cells, columns).mean(axis=-1) - HALF * (offsets % 1)  # a tie goes to the whole second
         lines = []
@@ -168,7 +169,7 @@ class _Sides:
 
     def _shown(self, seen: NDArray[np.int64]) -> NDArray[np.float64]:
         """When the pictures of these seconds were on air, on the grid where a second's own picture is at the second."""
-        return np.array([second - self.ages_s.get(second, 0.0) for second in seen.tolist()])
+        return np.array([round(second - self.ages_s.get(second, 0.0), 3) for second in seen.tolist()])
 
 
 def _along(cells: NDArray[np.float32], columns: NDArray[np.int64]) -> NDArray[np.float32]:
