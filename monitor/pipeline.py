@@ -41,7 +41,7 @@ from reference_db.catalog import Reference, ReferenceId
 from reference_db.errors import CatalogError
 from reference_db.index import Hits, ReferenceIndex
 
-KEEP_EVERY_S = 5.0  # between two snapshots of a channel that tells nothing: what a crash may cost of air that was seen
+KEEP_EVERY_S = 2.0  # between two snapshots of a channel that tells nothing
 SILENCE_S = MAX_SILENCE_S + 1.0  # after which what was on air is over: the clock begins a new epoch
 OUTCOME_SLACK = 64  # outcomes that may wait for their sinks before matching waits for them
 # why an alert ended that was still on air

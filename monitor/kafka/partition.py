@@ -42,14 +42,13 @@ from monitor.kafka.fleet import alert_record
 from monitor.kafka.records import MS, BadRecord, FrameRecord, KafkaRecord, Shown, dead_letter, read
 from monitor.kafka.state import OFFSET_KEY, Kept, offset_value, read_kept
 from monitor.logs import channel_logs
-from monitor.pipeline import SILENCE_S, Outcome, count_news
+from monitor.pipeline import KEEP_EVERY_S, SILENCE_S, Outcome, count_news
 
 logger = logging.getLogger(__name__)
 
 ROUND = 32  # records at most: an alert waits for the end of its round
 BUFFER_RECORDS, BUFFER_BYTES = 256, 32 << 20  # that may wait; when full, the partition is paused
 LOOK_S = 0.5  # between two looks at what is due
-KEEP_EVERY_S = 2.0  # between two transactions of a partition that tells nothing: what another member reads again
 KEEP_S = 30.0  # that a transaction may take before it is given up
 FORGET_S = 86_400.0  # after so long a silence a channel's state is no longer kept
 
