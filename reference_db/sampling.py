@@ -171,7 +171,8 @@ class Sampling:
     def _timed(self, packets: "Iterator[av.Packet[av.VideoStream]]") -> "Iterator[av.Packet[av.VideoStream]]":
         """The packets; live, those at the front that came before their clock was known (RTSP) count back from the next.
 
-        A file's time begins with its first picture, whatever that is.
+        A connection that ends before it was known has shown nothing: nobody can tell when that was on air. A file's
+        time begins with its first picture, whatever that is.
         """
         early: list[av.Packet[av.VideoStream]] = []
         if self._live:
@@ -179,6 +180,8 @@ class Sampling:
                 early.append(packet)
                 if packet.pts is not None or len(early) > EARLY_PACKETS:
                     break
+            else:
+                return
         if early and (known := early[-1].pts) is not None:
             step = max(1, round(1 / ((self._fps or 25.0) * self._time_base)))
             for n, packet in enumerate(reversed(early)):

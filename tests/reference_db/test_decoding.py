@@ -236,6 +236,28 @@ def test_a_stream_joined_between_two_key_pictures_says_its_size_once_it_knows_it
         assert (child.info().width, child.info().height) == (320, 180)
 
 
+@pytest.mark.parametrize(("n_pictures", "seen"), [(3, []), (50, [0, 1])])
+def test_a_stream_that_ends_before_it_tells_its_time_has_shown_nothing(
+    n_pictures: int, seen: list[int], tmp_path: Path
+) -> None:
+    """A raw stream never does: it is numbered, once that is clear."""
+    content = write_numbered(tmp_path / "a.h264", [n / 25 for n in range(n_pictures)], b_frames=0, fps=25).read_bytes()
+
+    class Stream(Quiet):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+    seconds = []
+    with server(Stream) as host, DecodingChild(f"http://{host}/a.h264", live=True) as child:
+        try:
+            seconds += [frame.second for frame in child.frames()]
+        except MediaError:
+            assert not seen
+    assert seconds == seen
+
+
 @pytest.mark.parametrize("trickle", [False, True])
 def test_a_stream_without_pictures_is_given_up(trickle: bool) -> None:
     gone = threading.Event()
