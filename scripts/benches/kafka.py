@@ -184,6 +184,8 @@ def _match(folder: Path, address: str, n_records: int) -> dict[str, Any]:
 
 def _watch(address: str, process: subprocess.Popen[bytes], n_records: int, log: Path) -> dict[str, Any]:
     first = _until(lambda: _metrics(address).get(PROCESSED) or None, process, log)
+    if first >= n_records:
+        raise SystemExit(f"bench: all {n_records} records were matched at once; measure more of them by --seconds")
     before = _stages(address)
     began_s, began_cpu_s, lag_s = time.monotonic(), cpu_s(tree(process.pid)), 0.0
 

@@ -10,11 +10,11 @@ from tests.broker import ROOT, Broker
 
 
 def test_match_is_measured_beside_its_bare_halves(broker: Broker) -> None:
-    words = ["scripts/bench.py", "kafka", "--kafka", broker.address, "--channels", "2", "--seconds", "15", "--json"]
+    words = ["scripts/bench.py", "kafka", "--kafka", broker.address, "--channels", "2", "--seconds", "120", "--json"]
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert figures["records"] == 30
+    assert figures["records"] == 240
     assert figures["match_over_read"] == figures["match_per_s"] / figures["read_per_s"]
     assert 0 < figures["match_over_read"] < 1
     assert figures["match_stages_ms_each"]["encode"] > 0
