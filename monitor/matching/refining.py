@@ -27,6 +27,7 @@ REACH_S = 20  # how far a segment may grow beyond its path on either end
 ASIDE_S = 80  # how far from the path a line is looked for, in reference seconds: films repeat themselves
 ROUNDS = 2  # the second fits to the seconds that the first found
 BESIDE_S = 12  # within which any line is the path's own; farther away is another place of the reference
+ECHO = 0.5  # of the similarity elsewhere in the reference: with less, a path is only an echo of what airs from there
 REPEATS = 0.35  # likeness of reference seconds from which they may stand for each other
 MIN_FIT_S = 4  # a shorter segment is left as its path has it
 MIN_SEEN = 0.6  # of those seconds that must have been seen
@@ -112,7 +113,9 @@ class _Sides:
         path = view.columns(seen)
         line, beats_path = self._best(seen, seconds, path, ASIDE_S)
         if not self._is_same_place(line, seen, path):
-            line, beats_path = self._best(seen, seconds, path, BESIDE_S)
+            beside, beside_beats_path = self._best(seen, seconds, path, BESIDE_S)
+            if beside.similarity > ECHO * line.similarity:
+                line, beats_path = beside, beside_beats_path
         return line if beats_path else None
 
     def _is_same_place(self, line: _Line, seen: NDArray[np.int64], path: NDArray[np.int64]) -> bool:

@@ -135,3 +135,9 @@ def test_a_key_picture_that_comes_early_is_where_the_copy_begins_or_ends() -> No
     assert [view.live_start_s, view.live_end_s] == pytest.approx([19.0, 37.6])
     assert view.ref_start_s == pytest.approx(100.0, abs=0.5)
     assert view.ref_end_s == pytest.approx(118.6, abs=0.5)
+
+
+def test_an_echo_of_what_airs_from_elsewhere_is_told_from_there() -> None:
+    film = unit(np.random.default_rng(10).normal(size=(N_SECONDS, 64)))
+    view = refine(wandering([(21, 61), (34, 74)]), air(film, 20, 100, 16, 1.0, 11), film, np.ones(N_SECONDS, np.bool_))
+    assert (view.live_start_s, view.live_end_s, view.ref_start_s, view.ref_end_s) == (20, 36, 100, 116)
