@@ -231,3 +231,23 @@ def test_a_reference_is_uploaded_judged_excluded_in_part_and_removed(
     row.get_by_role("button", name="Remove").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
     expect(page.locator(".ref")).to_have_count(3)
+
+
+def test_a_row_that_is_open_stays_as_it_is_when_another_comes_or_goes(demo: Demo, visit: Visit, tmp_path: Path) -> None:
+    page = visit(demo.address, "references")
+    row = page.locator(".ref", has_text="harbour-nights")
+    row.locator("summary").click()
+    row.get_by_label("From").fill("7")
+    short = media.write_clip(
+        tmp_path / "short.mp4", ((n / 5, media.picture(4, n / 5, 160, 90)) for n in range(20)), fps=5
+    )
+    page.get_by_label("Choose a video").set_input_files(short)
+    page.get_by_role("button", name="Register").click()
+    other = page.locator(".ref", has_text="short")
+    other.locator("summary").click()
+    expect(row.get_by_label("From")).to_have_value("7")
+    other.get_by_role("button", name="Remove").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.locator(".ref")).to_have_count(3)
+    expect(row.get_by_label("From")).to_have_value("7")
+    expect(row.get_by_label("From")).to_be_visible()

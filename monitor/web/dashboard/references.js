@@ -22,23 +22,31 @@ export async function show(root, { query, signal }) {
     value: query.get("q") ?? "",
   });
   let cursor = null,
-    shown = 0;
+    shown = 0,
+    rows = new Map(); // by id: what was told of a reference, and its row
 
+  /** The reference's row; while nothing new is told of it, the one that is there, be it open or half filled in. */
+  const rowOf = (reference, before, alone) => {
+    const told = JSON.stringify(reference),
+      old = before.get(reference.id);
+    const box = old?.told === told ? old.box : row(reference, () => load(true), alone || Boolean(old?.box.open));
+    rows.set(reference.id, { told, box });
+    return box;
+  };
   const load = async (fresh = false) => {
     const page = await get(
       "references",
       { q: search.value.trim(), limit: PAGE, cursor: fresh ? null : cursor },
       signal,
     );
+    const before = rows,
+      alone = page.items.length === 1 && Boolean(search.value);
     if (fresh) {
       put(list);
+      rows = new Map();
       shown = 0;
     }
-    list.append(
-      ...page.items.map((reference) =>
-        row(reference, () => load(true), page.items.length === 1 && Boolean(search.value)),
-      ),
-    );
+    list.append(...page.items.map((reference) => rowOf(reference, before, alone)));
     shown += page.items.length;
     cursor = page.next;
     more.hidden = !cursor;
