@@ -87,7 +87,9 @@ def _ends(view: SegmentView, sides: _Sides) -> SegmentView:
     head = sides.fit(view, range(start, min(end, start + FIT_S)))
     tail = sides.fit(view, range(max(start, end - FIT_S), end))
     if head is not None:
-        live_start = sides.edge(head, start, -1)
+        live_start = max(
+            sides.edge(head, start, -1), float(min(sides.lives))
+        )  # nothing was seen before the first second
         view = replace(view, live_start_s=live_start, ref_start_s=max(0.0, head.at(live_start)))
     if tail is not None:
         live_end = sides.edge(tail, end - 1, 1)

@@ -141,3 +141,10 @@ def test_an_echo_of_what_airs_from_elsewhere_is_told_from_there() -> None:
     film = unit(np.random.default_rng(10).normal(size=(N_SECONDS, 64)))
     view = refine(wandering([(21, 61), (34, 74)]), air(film, 20, 100, 16, 1.0, 11), film, np.ones(N_SECONDS, np.bool_))
     assert (view.live_start_s, view.live_end_s, view.ref_start_s, view.ref_end_s) == (20, 36, 100, 116)
+
+
+def test_a_copy_does_not_begin_before_the_stream_does() -> None:
+    film = unit(np.random.default_rng(9).normal(size=(N_SECONDS, 64)))
+    lives = held(film, [-1.0, *(n + 0.45 for n in range(60))], 0.0, 20.0, 100.0)
+    view = refine(wandering([(1, 101), (18, 118)]), lives, film, np.ones(N_SECONDS, np.bool_))
+    assert view.live_start_s == 0
