@@ -32,13 +32,15 @@ def listening(door: Door, **headers: str) -> Iterator[Iterator[dict[str, str]]]:
 
     def read() -> Iterator[dict[str, str]]:
         event: dict[str, str] = {}
-        for line in iter(lambda: reply.readline().decode().rstrip("\r\n"), None):
+        while whole := reply.readline().decode():
+            line = whole.rstrip("\r\n")
             if line and not line.startswith(":"):
                 name, _, value = line.partition(": ")
                 event[name] = value
             elif not line and "event" in event:
                 yield event
                 event = {}
+        raise AssertionError("the server hung up")
 
     try:
         yield read()
@@ -67,7 +69,7 @@ def test_alerts_are_told_as_they_come_and_from_where_a_listener_stopped(tmp_path
 def test_a_listener_that_does_not_read_is_dropped_and_delays_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "SEND_S", 1.0)
+    monkeypatch.setattr(events, "SEND_S", 4.0)  # the reader, in this process too, may be slow while the rest is told
     with Door(tmp_path) as door, listening(door) as reader:
         asleep = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(50)]
         for one in asleep:
