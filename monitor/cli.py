@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from monitor import __version__
-from monitor.commands import alerts, channels, desk, fleet, refs, tokens, webhooks
+from monitor.commands import alerts, channels, kafka_roles, licences, refs, tokens, webhooks
 from monitor.commands.terminal import (
     CONFIG,
     FAILED,
@@ -35,8 +35,8 @@ from monitor.commands.terminal import (
     settings_of,
 )
 from monitor.errors import ConfigError, MonitorError, Unreachable
-from reference_db.disk import write_file
 from reference_db.errors import CatalogError
+from reference_db.store.disk import write_file
 
 app = typer.Typer(
     name="copywatch",
@@ -49,12 +49,12 @@ config = typer.Typer(no_args_is_help=True, help="The configuration.")
 app.add_typer(refs.app, name="refs")
 app.add_typer(channels.app, name="channels")
 app.add_typer(alerts.app, name="alerts")
-app.add_typer(desk.app, name="licences")
+app.add_typer(licences.app, name="licences")
 app.add_typer(tokens.app, name="tokens")
 app.add_typer(webhooks.app, name="webhooks")
 app.add_typer(config, name="config")
-app.command()(fleet.ingest)
-app.command()(fleet.match)
+app.command()(kafka_roles.ingest)
+app.command()(kafka_roles.match)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -111,7 +111,7 @@ def check(
     if segments is not None and not segments.parent.is_dir():  # said now, not after hours of work
         raise typer.BadParameter(f"there is no folder {segments.parent}; make it first.", param_hint="--segments")
     settings = settings_of(context, config_file, data_dir)
-    from monitor.checking import check_file
+    from monitor.runtime.check import check_file
 
     found: list[dict[str, Any]] = []
     n_failed = 0
@@ -167,8 +167,8 @@ def serve(context: typer.Context, config_file: ConfigOption = None, data_dir: Da
         )
     import asyncio
 
-    from monitor.logs import configure_logging
-    from monitor.supervisor import serve as watch
+    from monitor.ops.logs import configure_logging
+    from monitor.roles.serve import serve as watch
 
     configure_logging(settings.logging)
     asyncio.run(watch(settings, config=config_file or context.obj[0]))
@@ -220,7 +220,7 @@ def config_show(
 @config.command("schema")
 def config_schema() -> None:
     """Print the JSON Schema of the configuration, by which editors complete and check what is typed."""
-    from monitor.settings import Settings
+    from monitor.config.settings import Settings
 
     print_json(Settings.model_json_schema())
 
@@ -228,7 +228,7 @@ def config_schema() -> None:
 @app.command("init")
 def init() -> None:
     """Print a configuration to begin with: every setting with its default and its meaning."""
-    from monitor.commands.first import first_config
+    from monitor.config.template import first_config
 
     typer.echo(first_config(), nl=False)
 
@@ -241,7 +241,7 @@ def doctor(
     as_json: JsonOption = False,
 ) -> None:
     """Examine this machine and the configuration; each fault says what to do."""
-    from monitor.doctor import examine
+    from monitor.commands.doctor import examine
 
     findings = list(examine(settings_of(context, config_file, data_dir)))
     if as_json:

@@ -68,17 +68,17 @@ class OutboxFailed(MonitorError):
     """Alerts and state cannot be kept on disk, or read from it."""
 
 
-class DeskError(MonitorError):
+class RightsError(MonitorError):
     """A licence, an exclusion or a review could not be kept or found."""
 
 
-class DeskRefused(DeskError):
+class InvalidRights(RightsError):
     """What was asked for cannot be."""
 
 
-class NotOnDesk(DeskError):
+class RightsNotFound(RightsError):
     """There is no such licence, exclusion or alert."""
 
 
-class DeskFailed(DeskError):
+class RightsStoreFailed(RightsError):
     """The desk cannot be written or read."""

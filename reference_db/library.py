@@ -1,6 +1,6 @@
 """The library of references, in the words of the command line: add, list, show, rm, verify, export, import, reindex.
 
-    library = References(Path("/srv/copywatch"))
+    library = ReferenceLibrary(Path("/srv/copywatch"))
     for added in library.add([Path("films")], owner="ACME"):
         print(added.path, added.error or added.registration.reference.id)
 
@@ -17,7 +17,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reference_db.catalog import Catalog, Contents, Reference, ReferenceFeatures, ReferenceId, check_id
 from reference_db.errors import (
     CatalogError,
     EncoderMismatch,
@@ -26,12 +25,13 @@ from reference_db.errors import (
     ReferenceExists,
     StorageError,
 )
-from reference_db.references import FEATURE_SIZE, MAX_HEADER_BYTES, MAX_SECONDS, packed, showable, unpacked
-from reference_db.verification import Repair, Verification, repair, verify
+from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceFeatures, ReferenceId, check_id
+from reference_db.store.references import FEATURE_SIZE, MAX_HEADER_BYTES, MAX_SECONDS, packed, showable, unpacked
+from reference_db.store.verification import Repair, Verification, repair, verify
 
 if TYPE_CHECKING:
-    from reference_db.encoder import Encoder
-    from reference_db.registration import Hygiene, Registration
+    from reference_db.features.encoder import Encoder
+    from reference_db.registration import QualityReport, Registration
 
 EXPORT_ENDING = ".copywatch"
 MAX_EXPORT_BYTES = MAX_SECONDS * (2 * FEATURE_SIZE + 1) + MAX_HEADER_BYTES
@@ -53,7 +53,7 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundReference:
     """The videos that some paths lead to."""
 
     videos: tuple[Path, ...]
@@ -63,11 +63,11 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ReferenceDetails:
     """All about one reference."""
 
     reference: Reference
-    report: Hygiene
+    report: QualityReport
     has_thumbnails: bool
 
 
@@ -80,7 +80,7 @@ class Reindexed:
     damaged: dict[ReferenceId, str]  # left out, each with what is wrong
 
 
-class References:
+class ReferenceLibrary:
     """The library in a directory. Nothing is held open between two calls."""
 
     def __init__(self, data_dir: Path, encoder: Path | None = None, *, threads: int = 1) -> None:
@@ -90,7 +90,7 @@ class References:
 
     def add(
         self,
-        paths: Iterable[Path] | Found,
+        paths: Iterable[Path] | FoundReference,
         *,
         id: str | None = None,
         title: str | None = None,
@@ -107,10 +107,10 @@ class References:
         it, `progress` the seconds done of it and their total where that is known. Raises StorageError where the
         library itself fails (no disk, no permission, another writer): then no other file would fare better.
         """
-        from reference_db.index import IndexKeeper
         from reference_db.registration import register
+        from reference_db.search.index import IndexKeeper
 
-        found = paths if isinstance(paths, Found) else find_videos(paths)
+        found = paths if isinstance(paths, FoundReference) else find_videos(paths)
         videos = found.videos
         if len(videos) > 1 and (id is not None or title is not None):
             raise CatalogError("An id and a title name one video; register the files one by one.")
@@ -146,13 +146,13 @@ class References:
         with Catalog.open(self.data_dir) as catalog:
             return catalog.contents()
 
-    def show(self, id: str) -> Shown:
+    def show(self, id: str) -> ReferenceDetails:
         """One reference, with the report on how well it can be recognised and told from the others."""
         from reference_db.registration import hygiene
 
         with Catalog.open(self.data_dir) as catalog:
             reference = catalog.get(ReferenceId(id))
-            return Shown(reference, hygiene(reference.id, catalog), bool(reference.thumbnails_sha256))
+            return ReferenceDetails(reference, hygiene(reference.id, catalog), bool(reference.thumbnails_sha256))
 
     def rm(self, id: str) -> None:
         """Removes a reference with its files; an alert of it that is on air ends. UnknownReference if there is none."""
@@ -169,7 +169,7 @@ class References:
 
     def reindex(self) -> Reindexed:
         """Makes the index again from the features. It never needs to be done: a damaged index makes itself again."""
-        from reference_db.index import IndexKeeper
+        from reference_db.search.index import IndexKeeper
 
         index = IndexKeeper(self.data_dir, self._encoder().encoder_id).reindex()
         return Reindexed(len(index.references), len(index), dict(index.damaged))
@@ -211,8 +211,8 @@ class References:
         ReferenceExists for an id that is taken by other content. A reference that was registered here from the video
         itself is better than an import of it, and stays.
         """
-        from reference_db.index import ReferenceIndex
         from reference_db.registration import Registration, examine
+        from reference_db.search.index import ReferenceIndex
 
         reference, features = read_export(path)
         encoder_id = self._encoder().encoder_id
@@ -243,7 +243,7 @@ class References:
                 ) from None
 
     def _encoder(self) -> Encoder:
-        from reference_db.encoder import load_encoder
+        from reference_db.features.encoder import load_encoder
 
         return load_encoder(self._encoder_path, threads=self._threads)
 
@@ -264,7 +264,7 @@ def read_export(path: Path) -> tuple[Reference, ReferenceFeatures]:
         raise NotAReference(f"{name} {error}.") from error
 
 
-def find_videos(paths: Iterable[Path]) -> Found:
+def find_videos(paths: Iterable[Path]) -> FoundReference:
     """The files among the paths, and the videos in the folders among them and below; each once, folders in order."""
     videos: dict[Path, int] = {}
     n_passed_over = 0
@@ -285,7 +285,7 @@ def find_videos(paths: Iterable[Path]) -> Found:
                     videos.setdefault(Path(folder, name), _size(Path(folder, name)))
                 else:
                     n_passed_over += 1
-    return Found(tuple(videos), n_passed_over, sum(videos.values()), tuple(errors))
+    return FoundReference(tuple(videos), n_passed_over, sum(videos.values()), tuple(errors))
 
 
 def _size(path: Path) -> int:

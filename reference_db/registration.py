@@ -21,9 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from reference_db.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId, check_id
-from reference_db.decoding import DecodingChild
-from reference_db.encoder import Encoder, is_informative
 from reference_db.errors import (
     DamagedReference,
     EncoderMismatch,
@@ -31,9 +28,12 @@ from reference_db.errors import (
     ReferenceExists,
     UnknownReference,
 )
-from reference_db.frames import Frame
-from reference_db.index import ReferenceIndex
-from reference_db.references import check_words, showable
+from reference_db.features.encoder import Encoder, is_informative
+from reference_db.media.decoding import DecodingChild
+from reference_db.media.frames import Frame
+from reference_db.search.index import ReferenceIndex
+from reference_db.store.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId, check_id
+from reference_db.store.references import check_words, showable
 
 BATCH = 8  # pictures encoded at a time; the decoder works on the next ones meanwhile
 THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 70  # longest side in pixels; some 4 kB a second
@@ -47,7 +47,7 @@ DULL_SHARE, STATIC_S, OVERLAP_SHARE, SHORT_S = 0.5, 30, 0.1, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Hygiene:
+class QualityReport:
     """How well a reference can be recognised, and told from the others."""
 
     n_seconds: int
@@ -63,7 +63,7 @@ class Registration:
 
     reference: Reference
     outcome: Literal["added", "already there", "replaced"]  # replaced: its features were damaged, imported or outdated
-    report: Hygiene | None  # None for one that was already there; `hygiene` makes it at any time
+    report: QualityReport | None  # None for one that was already there; `hygiene` makes it at any time
 
     @property
     def already_there(self) -> bool:
@@ -124,13 +124,15 @@ def register(
     return Registration(catalog.add(reference, features, pictures), "added", report)
 
 
-def hygiene(id: ReferenceId, catalog: Catalog) -> Hygiene:
+def hygiene(id: ReferenceId, catalog: Catalog) -> QualityReport:
     """The hygiene of a reference that is in the catalogue, beside the others there."""
     reference = catalog.get(id)
     return examine(catalog.features(id), _index(catalog, reference.encoder_id, None), itself=id)
 
 
-def examine(features: ReferenceFeatures, index: ReferenceIndex | None, itself: ReferenceId | None = None) -> Hygiene:
+def examine(
+    features: ReferenceFeatures, index: ReferenceIndex | None, itself: ReferenceId | None = None
+) -> QualityReport:
     """The hygiene of these features beside the references in the index; None says that those cannot be compared."""
     n_seconds = len(features.rows)
     dull_share = 1 - float(features.informative.mean())
@@ -149,7 +151,7 @@ def examine(features: ReferenceFeatures, index: ReferenceIndex | None, itself: R
         warnings.append(f"One picture stands still for {static_s} s; a copy of that part alone is weak evidence.")
     if n_seconds < SHORT_S:
         warnings.append(f"It is only {n_seconds} s long; copies this short are easily missed.")
-    return Hygiene(n_seconds, dull_share, static_s, overlaps, tuple(warnings))
+    return QualityReport(n_seconds, dull_share, static_s, overlaps, tuple(warnings))
 
 
 def _index(catalog: Catalog, encoder_id: str, index: Callable[[], ReferenceIndex] | None) -> ReferenceIndex | None:

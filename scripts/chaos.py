@@ -104,9 +104,9 @@ def _most_memory_mb() -> int:
 
 def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     """A group of matchers on a real broker: what it tells in the end against an unbroken run."""
-    from tests import broker
     from tests.chaos import kafka
-    from tests.dying_match import REFUSING, WRONG
+    from tests.support import broker
+    from tests.support.killed_match import REFUSING, WRONG
 
     parts: dict[str, Part] = {}
 

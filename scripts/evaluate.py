@@ -25,21 +25,21 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from evaluation.ablations import OURS, ROWS, Background, Networks, Row, Trials
+from evaluation.annotations import AnnotationError, LabelledPair, find_videos, read_fivr, read_vcdb
+from evaluation.full_matrix import compare, part_of, read_maps, walk
+from evaluation.plots import draw_alignment
+from evaluation.recordings import Recording, RecordingShelf
+from evaluation.scoring import LEVELS, Copy, FoundCopy, Score, TrueCopy, overlap, read_truth, score
+from evaluation.synthetic_pairs import make_pairs
+from monitor.config.settings import Settings
 from monitor.errors import MonitorError
-from monitor.learning.annotations import AnnotationError, LabelledPair, find_videos, read_fivr, read_vcdb
-from monitor.learning.made_pairs import make_pairs
-from monitor.learning.plots import draw_alignment
-from monitor.learning.recordings import Recording, RecordingShelf
-from monitor.learning.scoring import LEVELS, Copy, FoundCopy, Score, TrueCopy, overlap, read_truth, score
-from monitor.learning.trials import OURS, ROWS, Background, Networks, Row, Trials
-from monitor.learning.whole import compare, part_of, read_maps, walk
 from monitor.matching.mask_step import SHIPPED_WEIGHTS, load_mask_step
-from monitor.matching.matcher import Matching
-from monitor.pipeline import matching_of
-from monitor.settings import Settings
-from reference_db.encoder import SequenceEncoder, load_encoder
+from monitor.matching.matcher import MatchParameters
+from monitor.runtime.channel_monitor import matching_of
 from reference_db.errors import CatalogError, MediaError
-from reference_db.frames import Mode
+from reference_db.features.encoder import SequenceEncoder, load_encoder
+from reference_db.media.frames import Mode
 
 VIDEO_FILES = ("*.mp4", "*.mkv", "*.webm", "*.mov", "*.ts")
 MIN_VIDEO_S = 12  # a shorter video makes no pair
@@ -264,7 +264,7 @@ def load_networks(args: argparse.Namespace) -> Networks:
     return Networks(net, sequence_encoder.eval(), load_mask_step(beside) if beside.exists() else None)
 
 
-def with_letter(matching: Matching, letter: str, value: float) -> Matching:
+def with_letter(matching: MatchParameters, letter: str, value: float) -> MatchParameters:
     if letter == "gamma":
         return replace(matching, scoring=replace(matching.scoring, gamma=value))
     return replace(matching, tau=value) if letter == "tau" else replace(matching, sigma=value)

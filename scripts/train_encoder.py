@@ -29,11 +29,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from monitor.learning.edits import draw_edit
-from monitor.learning.films import ALIKE, CACHE_FPS, FLAT, Films, is_held_back, load_films, squares
-from monitor.learning.heads import export, fit_heads, fit_pictures, imagenet_encoder, mixed, pooled_rows, whiten
-from monitor.learning.judging import judge, make_trial
-from reference_db.encoder import FEATURE_SIZE, PICTURE_SIDE, prepare
+from evaluation.encoder_benchmark import judge, make_trial
+from reference_db.features.encoder import FEATURE_SIZE, PICTURE_SIDE, prepare
+from training.edits import draw_edit
+from training.encoder_heads import export, fit_heads, fit_pictures, imagenet_encoder, mixed, pooled_rows, whiten
+from training.training_videos import ALIKE, CACHE_FPS, FLAT, Films, is_held_back, load_films, squares
 
 log = logging.getLogger("train_encoder")
 

@@ -29,11 +29,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
-from monitor.learning.bank import CLEAN, EDITED, BankPlan, FeatureBank, Take, build_bank
-from monitor.learning.data import AirChances, Batch, Pair, batch_of, broadcast_pair, paper_pair
-from monitor.learning.losses import mask_loss, step_loss, vsal_loss
 from monitor.matching.mask_step import MaskStepNet, save_mask_step
-from reference_db.encoder import LOOK_BACK_S, SequenceEncoder
+from reference_db.features.encoder import LOOK_BACK_S, SequenceEncoder
+from training.feature_bank import CLEAN, EDITED, BankPlan, FeatureBank, Take, build_bank
+from training.losses import mask_loss, step_loss, vsal_loss
+from training.training_pairs import AirChances, Batch, Pair, batch_of, broadcast_pair, paper_pair
 
 HELD_BACK_SHARE = 8  # one video in so many is never trained on
 MEASURED_PAIRS = 768

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from monitor.demo.media import Media, make_media
-from tests.broker import Broker, session_broker
-from tests.studio import Studio, build
+from tests.support.broker import Broker, session_broker
+from tests.support.recorded_channel import Studio, build
 
 
 @pytest.fixture(scope="session")

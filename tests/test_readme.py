@@ -15,8 +15,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic_core import PydanticUndefined
 
 from monitor.cli import app
-from monitor.metrics import Metrics
-from monitor.settings import ChannelSettings, Settings, load_settings
+from monitor.config.settings import ChannelSettings, Settings, load_settings
+from monitor.ops.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
 ROOMS = [page for room in ("deploy", "monitor", "reference_db") for page in sorted((ROOT / room).rglob("README.md"))]

@@ -16,11 +16,11 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Self
 
-from monitor.desk.rules import NO_RULES, Rules
 from monitor.ingest.clock import ChannelEpoch, rfc3339
 from monitor.matching.excluding import Spans, trimmed
 from monitor.matching.stitching import Name, SegmentView
-from reference_db.catalog import Reference, ReferenceId
+from monitor.rights.rules import NO_RULES, Rules
+from reference_db.store.catalog import Reference, ReferenceId
 
 STARTED, UPDATED, ENDED, RETRACTED = "alert.started", "alert.updated", "alert.ended", "alert.retracted"
 REVIEWED_FALSE, REVIEWED_TRUE = "reviewed: false positive", "reviewed: no false positive"
@@ -108,7 +108,7 @@ class Alert:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _OpenAlert:
     """What was said of one alert so far. Its view has no paths: they are not looked at again."""
 
     reference: Reference
@@ -124,9 +124,9 @@ class _Told:
 class BookState:
     """An alert book as it is stored."""
 
-    told: dict[str, _Told]
+    told: dict[str, _OpenAlert]
     ended: list[tuple[int, SegmentView]]
-    withdrawn: dict[str, _Told]
+    withdrawn: dict[str, _OpenAlert]
 
 
 def alert_id_of(epoch: ChannelEpoch, view: SegmentView) -> str:
@@ -172,9 +172,9 @@ class AlertBook:
         self._refined = refined  # asked for what is told only
         self._without = without  # what is left of a view outside excluded spans
         self._rules = NO_RULES
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _OpenAlert] = {}
         self._ended: list[tuple[int, SegmentView]] = []  # when, and what was claimed; kept for a while
-        self._withdrawn: dict[str, _Told] = {}  # retracted by the desk, and still on air
+        self._withdrawn: dict[str, _OpenAlert] = {}  # retracted by the desk, and still on air
         self._views: dict[str, SegmentView] = {}  # of what was told since they were last taken, with their paths
         self.n_excluded = 0  # copies that were not told, since they lie in excluded spans
 
@@ -281,7 +281,7 @@ class AlertBook:
                 return alert_id_of(self.epoch, ended)
         return None
 
-    def _type(self, view: SegmentView, told: _Told | None, now_s: int) -> str | None:
+    def _type(self, view: SegmentView, told: _OpenAlert | None, now_s: int) -> str | None:
         """What there is to tell of a segment, if anything."""
         holds = view.score >= self.threshold and view.echo_of is None
         if not view.is_open:
@@ -316,7 +316,7 @@ class AlertBook:
     def _tell(
         self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap], reason: str | None = None
     ) -> Alert:
-        told = self._told.get(alert_id) or _Told(
+        told = self._told.get(alert_id) or _OpenAlert(
             self._reference(view.reference), self._continued(view), now_s, 0, now_s, view, None
         )
         told = replace(told, licence=self._licence(alert_id, told.reference, view))
@@ -340,7 +340,7 @@ class AlertBook:
         return self._rules.licence(alert_id, reference, self.epoch.channel, began, ended)
 
     def _alert(
-        self, type_: str, alert_id: str, told: _Told, view: SegmentView, gaps: list[Gap], reason: str | None
+        self, type_: str, alert_id: str, told: _OpenAlert, view: SegmentView, gaps: list[Gap], reason: str | None
     ) -> Alert:
         reference, seconds = told.reference, view.live_end_s - view.live_start_s
         return Alert(

@@ -30,7 +30,7 @@ import apsw
 
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.errors import ConfigError, OutboxFailed
-from reference_db.transactions import transaction
+from reference_db.store.transactions import transaction
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ PRAGMA user_version = 1;
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Letter:
+class OutboxEntry:
     """What a channel has to say: alerts, and the snapshot that knows of them. `forget` drops the kept snapshot."""
 
     channel: str
@@ -128,7 +128,7 @@ class Outbox:
             os.close(self._lock)
             self._lock = None
 
-    def write(self, letters: Sequence[Letter], taken: Mapping[str, Collection[int]] | None = None) -> None:
+    def write(self, letters: Sequence[OutboxEntry], taken: Mapping[str, Collection[int]] | None = None) -> None:
         """All of the letters, and which events each sink has taken, in one transaction; on disk when it returns."""
         now = _now()
         with self._store() as db, transaction(db):

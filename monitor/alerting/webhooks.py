@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 from monitor.alerting.alerts import ENDED, RETRACTED, STARTED, UPDATED, Alert
 from monitor.errors import NoSuchWebhook, WebhookRefused, WebhooksFailed
 from monitor.ingest.clock import rfc3339
-from monitor.ledger import Ledger
-from reference_db.addresses import redact_url
+from monitor.ops.sqlite_store import SqliteStore
+from reference_db.media.addresses import redact_url
 
 FILE = "webhooks.sqlite"
 REVIEWED, PING = "alert.reviewed", "test.ping"
@@ -168,12 +168,12 @@ def body_of(event: str, data: Mapping[str, Any]) -> str:
     return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
 
 
-class Webhooks:
+class WebhookStore:
     """The webhooks of a data folder; safe in any thread and process. Raises WebhooksFailed where the disk fails."""
 
     def __init__(self, data_dir: Path, schedule_s: Sequence[float] = SCHEDULE_S) -> None:
         self._path = data_dir / FILE
-        self._file = Ledger(self._path, STEPS, WebhooksFailed)
+        self._file = SqliteStore(self._path, STEPS, WebhooksFailed)
         self._schedule_s = schedule_s
 
     # --- who is told -------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ class Webhooks:
 class WebhookSink:
     """Owes each alert to whoever wants it; delivering is the courier's, at each endpoint's own pace."""
 
-    def __init__(self, webhooks: Webhooks) -> None:
+    def __init__(self, webhooks: WebhookStore) -> None:
         self._webhooks = webhooks
 
     def send(self, alerts: list[Alert]) -> None:

@@ -46,11 +46,11 @@ def alerts_list(
 ) -> None:
     """List alerts as they were told last, the newest first."""
     from monitor.alerting.outbox import History
-    from monitor.desk.desk import Desk
+    from monitor.rights.store import RightsStore
 
     folder = settings_of(context, config_file, data_dir).data_dir
     found = History(folder).alerts(before=before, limit=limit, channel=channel, reference=reference, type=_type(type_))
-    reviews = Desk(folder).latest_reviews([event.alert.id for _, event in found])
+    reviews = RightsStore(folder).latest_reviews([event.alert.id for _, event in found])
     if as_json:
         said = {alert_id: review.as_dict() for alert_id, review in reviews.items()}
         print_json(
@@ -75,8 +75,8 @@ def alerts_show(
 ) -> None:
     """Show one alert: how it came to be, what was said of it, and its evidence."""
     from monitor.alerting.outbox import History
-    from monitor.desk.desk import Desk
     from monitor.evidence.store import EvidenceStore
+    from monitor.rights.store import RightsStore
 
     folder = settings_of(context, config_file, data_dir).data_dir
     told, store = [event.as_dict() for event in History(folder).alert(alert_id)], EvidenceStore(folder)
@@ -86,7 +86,7 @@ def alerts_show(
     if not told:
         complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
         raise typer.Exit(FAILED)
-    reviews = Desk(folder).reviews(alert_id)
+    reviews = RightsStore(folder).reviews(alert_id)
     if as_json:
         said = [review.as_dict() for review in reviews]
         print_json({"alert": told[-1], "events": told, "reviews": said, "evidence": evidence})
@@ -161,7 +161,7 @@ def alerts_export(
 ) -> None:
     """Write one archive with all that is known of an alert, and the SHA-256 sum of each of its files."""
     from monitor.evidence.store import EvidenceStore, zone_of
-    from reference_db.disk import write_file
+    from reference_db.store.disk import write_file
 
     zone = None if time_zone is None else zone_of(time_zone)
     if time_zone is not None and zone is None:

@@ -16,9 +16,9 @@ import typer
 from pydantic import ValidationError
 
 from monitor.commands.terminal import ConfigOption, JsonOption, print_json, print_table, settings_of
+from monitor.config.settings import ChannelSettings, Settings
 from monitor.errors import ConfigError
-from monitor.settings import ChannelSettings, Settings
-from reference_db.addresses import redact_url, shown
+from reference_db.media.addresses import redact_url, shown
 
 app = typer.Typer(no_args_is_help=True, help="The broadcasts that are watched.")
 
@@ -43,14 +43,14 @@ def add(
     """Add a channel to the configuration; a running `serve` starts it within seconds."""
     channel = _channel(name, _read(url), mode, allow or [])
     if shared:
-        from monitor.kafka.sharing import put_channel, refuse_files
+        from monitor.kafka.channel_assignment import put_channel, refuse_files
 
         refuse_files(channel)
         asyncio.run(put_channel(settings_of(context, config_file).kafka, name, channel))
         typer.echo(f"shared: {channel.name} ({shown(channel.url)})")
         return
     config = _named(context, config_file)
-    from monitor.config_file import add_channel
+    from monitor.config.config_file import add_channel
 
     add_channel(config, channel)
     typer.echo(f"added: {channel.name} ({shown(channel.url)})")
@@ -65,7 +65,7 @@ def list_channels(
     states = _states(settings)
     channels = settings.channels
     if shared:
-        from monitor.kafka.sharing import shared_channels
+        from monitor.kafka.channel_assignment import shared_channels
 
         channels = asyncio.run(shared_channels(settings.kafka))
     found = [
@@ -86,10 +86,10 @@ def remove(
     config_file: ConfigOption = None,
 ) -> None:
     """Remove channels from the configuration; a running `serve` ends them, with the last word on their alerts."""
-    from monitor.config_file import remove_channel
+    from monitor.config.config_file import remove_channel
 
     if shared:
-        from monitor.kafka.sharing import remove_channels
+        from monitor.kafka.channel_assignment import remove_channels
 
         asyncio.run(remove_channels(settings_of(context, config_file).kafka, names))
         typer.echo(f"removed: {', '.join(names)}")
@@ -117,7 +117,7 @@ def try_channel(
     channel = known.get(name_or_url) or _channel("test", _read(name_or_url), "exact", [])
     from PIL import Image
 
-    from monitor.ingest.trial import look_at
+    from monitor.ingest.channel_probe import look_at
 
     found, picture = look_at(channel, seconds)
     thumbnail = thumbnail or Path(f"{channel.name}.jpg")

@@ -1,4 +1,4 @@
-"""`copywatch refs`: the library on the command line, in the same words as `reference_db.library.References`."""
+"""`copywatch refs`: the library on the command line, in the same words as `reference_db.library.ReferenceLibrary`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,23 @@ from monitor.commands.terminal import (
     settings_of,
 )
 from reference_db.errors import CatalogError, StorageError
-from reference_db.library import Added, Found, References, find_videos
+from reference_db.library import Added, FoundReference, ReferenceLibrary, find_videos
 
 if TYPE_CHECKING:
-    from monitor.settings import Settings
+    from monitor.config.settings import Settings
     from reference_db.registration import Registration
-    from reference_db.verification import Repair, Verification
+    from reference_db.store.verification import Repair, Verification
 
 app = typer.Typer(no_args_is_help=True, help="The library of references.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID")]
 
 
-def _library(context: typer.Context, config_file: Path | None, data_dir: Path | None) -> tuple[References, Settings]:
+def _library(
+    context: typer.Context, config_file: Path | None, data_dir: Path | None
+) -> tuple[ReferenceLibrary, Settings]:
     settings = settings_of(context, config_file, data_dir)
-    return References(settings.data_dir, settings.encoder, threads=settings.compute.threads), settings
+    return ReferenceLibrary(settings.data_dir, settings.encoder, threads=settings.compute.threads), settings
 
 
 # --- add -------------------------------------------------------------------------------------------------------------
@@ -119,7 +121,7 @@ def _print_registration(done: Registration) -> None:
         typer.echo(f"  note: {warning}")
 
 
-def _conclude(found: Found, failed: Sequence[Added]) -> None:
+def _conclude(found: FoundReference, failed: Sequence[Added]) -> None:
     """Says what was not registered and why, at the end, where it is seen."""
     for one in failed:
         complain(one.error)
@@ -156,7 +158,7 @@ class _Speed(ProgressColumn):
 class _AddProgress:
     """Bars on stderr, of the video in hand and of all of them, with speed and time left; none where nobody watches."""
 
-    def __init__(self, found: Found) -> None:
+    def __init__(self, found: FoundReference) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), _Speed())
         self._progress = Progress(

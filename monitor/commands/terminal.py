@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from monitor.settings import Settings, load_settings
+from monitor.config.settings import Settings, load_settings
 
 FAILED, USAGE, CONFIG, UNREACHABLE = 1, 2, 3, 4  # exit codes
 

@@ -33,7 +33,7 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Make a token and print it: this once, for only its hash is kept."""
-    from monitor.web.tokens import Tokens
+    from monitor.web.auth.tokens import Tokens
 
     token = Tokens(settings_of(context, config_file, data_dir).data_dir).add(name, scope.value)
     if as_json:
@@ -50,7 +50,7 @@ def list_tokens(
     as_json: JsonOption = False,
 ) -> None:
     """List who has a token."""
-    from monitor.web.tokens import Tokens
+    from monitor.web.auth.tokens import Tokens
 
     found = [dataclasses.asdict(one) for one in Tokens(settings_of(context, config_file, data_dir).data_dir).all()]
     for one in found:
@@ -69,7 +69,7 @@ def remove(
     data_dir: DataDirOption = None,
 ) -> None:
     """Remove tokens; whoever has one is out within a second."""
-    from monitor.web.tokens import Tokens
+    from monitor.web.auth.tokens import Tokens
 
     tokens = Tokens(settings_of(context, config_file, data_dir).data_dir)
     for name in names:

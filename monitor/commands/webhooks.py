@@ -34,10 +34,10 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Tell somebody from now on, and print its secret: this once."""
-    from monitor.alerting.webhooks import Webhooks
+    from monitor.alerting.webhooks import WebhookStore
 
     url = sys.stdin.readline().strip() if url == "-" else url
-    made = Webhooks(settings_of(context, config_file, data_dir).data_dir).add(url, types or ())
+    made = WebhookStore(settings_of(context, config_file, data_dir).data_dir).add(url, types or ())
     if as_json:
         print_json({**made.as_dict(), "secret": made.secret})
     else:
@@ -52,9 +52,9 @@ def list_webhooks(
     as_json: JsonOption = False,
 ) -> None:
     """List who is told."""
-    from monitor.alerting.webhooks import Webhooks
+    from monitor.alerting.webhooks import WebhookStore
 
-    found = [one.as_dict() for one in Webhooks(settings_of(context, config_file, data_dir).data_dir).all()]
+    found = [one.as_dict() for one in WebhookStore(settings_of(context, config_file, data_dir).data_dir).all()]
     if as_json:
         print_json(found)
         return
@@ -73,11 +73,11 @@ def send_test(
     """Send a test message now, once, and say what came of it; exit 1 where it was not taken."""
     import asyncio
 
-    from monitor.alerting.courier import send
-    from monitor.alerting.webhooks import DONE, Webhooks
+    from monitor.alerting.webhook_delivery import send
+    from monitor.alerting.webhooks import DONE, WebhookStore
 
     settings = settings_of(context, config_file, data_dir)
-    webhooks = Webhooks(settings.data_dir)
+    webhooks = WebhookStore(settings.data_dir)
     delivery = webhooks.ping(webhook_id)
     attempt = asyncio.run(send(webhooks.get(webhook_id), delivery, settings.webhooks.allow))
     done = webhooks.settle(delivery, attempt, 1.0)
@@ -99,9 +99,9 @@ def deliveries(
     as_json: JsonOption = False,
 ) -> None:
     """List what was sent and what became of it, the newest first."""
-    from monitor.alerting.webhooks import Webhooks
+    from monitor.alerting.webhooks import WebhookStore
 
-    webhooks = Webhooks(settings_of(context, config_file, data_dir).data_dir)
+    webhooks = WebhookStore(settings_of(context, config_file, data_dir).data_dir)
     found = [one.as_dict() for one in webhooks.deliveries(webhook_id, limit=limit)]
     if as_json:
         print_json(found)
@@ -120,9 +120,9 @@ def replay(
     data_dir: DataDirOption = None,
 ) -> None:
     """Send one again; a running `serve` does so within a second."""
-    from monitor.alerting.webhooks import Webhooks
+    from monitor.alerting.webhooks import WebhookStore
 
-    Webhooks(settings_of(context, config_file, data_dir).data_dir).replay(webhook_id, delivery)
+    WebhookStore(settings_of(context, config_file, data_dir).data_dir).replay(webhook_id, delivery)
     typer.echo(f"waits: {delivery}")
 
 
@@ -131,9 +131,9 @@ def enable(
     context: typer.Context, webhook_id: IdArgument, config_file: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
     """Switch one on again that was switched off; what waited goes out."""
-    from monitor.alerting.webhooks import Webhooks
+    from monitor.alerting.webhooks import WebhookStore
 
-    Webhooks(settings_of(context, config_file, data_dir).data_dir).enable(webhook_id)
+    WebhookStore(settings_of(context, config_file, data_dir).data_dir).enable(webhook_id)
     typer.echo(f"on: {webhook_id}")
 
 
@@ -149,9 +149,9 @@ def rotate(
     as_json: JsonOption = False,
 ) -> None:
     """Give it a new secret and print that: this once. For a day messages are signed with both."""
-    from monitor.alerting.webhooks import Webhooks
+    from monitor.alerting.webhooks import WebhookStore
 
-    made = Webhooks(settings_of(context, config_file, data_dir).data_dir).rotate(webhook_id, at_once=at_once)
+    made = WebhookStore(settings_of(context, config_file, data_dir).data_dir).rotate(webhook_id, at_once=at_once)
     if as_json:
         print_json({**made.as_dict(), "secret": made.secret})
     else:
@@ -163,7 +163,7 @@ def remove(
     context: typer.Context, webhook_id: IdArgument, config_file: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
     """Tell it nothing more; what it is owed is forgotten."""
-    from monitor.alerting.webhooks import Webhooks
+    from monitor.alerting.webhooks import WebhookStore
 
-    Webhooks(settings_of(context, config_file, data_dir).data_dir).remove(webhook_id)
+    WebhookStore(settings_of(context, config_file, data_dir).data_dir).remove(webhook_id)
     typer.echo(f"removed: {webhook_id}")

@@ -20,14 +20,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from monitor.alerting.alerts import ENDED, RETRACTED, STARTED, Alert
-from monitor.demo.air import BURST_S, Pace, Transmitter, wall_clock
+from monitor.config.settings import AlertingSettings, ChannelSettings, LoggingSettings, Settings, WebSettings
+from monitor.demo.broadcast import BURST_S, Pace, Transmitter, wall_clock
 from monitor.demo.media import BROADCAST_S, REFERENCES, Aired, Media, make_media
-from monitor.logs import configure_logging
-from monitor.settings import AlertingSettings, ChannelSettings, LoggingSettings, Settings, WebSettings
-from monitor.supervisor import serve
-from reference_db.catalog import Catalog
-from reference_db.encoder import load_encoder
+from monitor.ops.logs import configure_logging
+from monitor.roles.serve import serve
+from reference_db.features.encoder import load_encoder
 from reference_db.registration import register
+from reference_db.store.catalog import Catalog
 
 CHANNEL = "demo"
 LEAST_OVERLAP = 0.5  # of both time lines, for an alert to count as the copy that was aired

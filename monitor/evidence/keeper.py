@@ -21,18 +21,18 @@ import torch
 from numpy.typing import NDArray
 
 from monitor.alerting.alerts import ENDED, RETRACTED, UPDATED, Alert
-from monitor.desk.rules import CONFIRMED, Rules
-from monitor.evidence.pictures import Album, Ring, Shown, nearest
-from monitor.evidence.store import EvidenceStore, Kept, too_much
+from monitor.config.settings import Settings
+from monitor.evidence.pictures import Album, PicturePair, Ring, nearest
+from monitor.evidence.store import EvidenceStore, StoredEvidence, too_much
 from monitor.evidence.tiles import MARGIN_S, TILE_S, Tile, drawn, tile_of, whole_path
 from monitor.ingest.clock import ChannelEpoch, rfc3339
-from monitor.ingest.windows import LiveSecond
+from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching.mask_step import MaskStepNet
-from monitor.metrics import Metrics
-from monitor.settings import Settings
-from reference_db.catalog import Catalog, ReferenceId
+from monitor.ops.metrics import Metrics
+from monitor.rights.rules import CONFIRMED, Rules
 from reference_db.errors import CatalogError
-from reference_db.feature_rows import ReferenceRows
+from reference_db.search.feature_rows import ReferenceRows
+from reference_db.store.catalog import Catalog, ReferenceId
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class EvidenceKeeper:
         self._changed = threading.Condition()
         self._ends = False
         self._fails = False
-        self._kept: dict[str, Kept] = {}  # what is on disk, as of `_looked_at` and by what was written since
+        self._kept: dict[str, StoredEvidence] = {}  # what is on disk, as of `_looked_at` and by what was written since
         self._looked_at: float | None = None
         metrics.evidence_quota.set(settings.evidence.quota_bytes)
         self._thread = threading.Thread(target=self._run, name="evidence", daemon=True)
@@ -198,7 +198,7 @@ class EvidenceKeeper:
             "note": STILL_OPEN if not is_last else "; ".join(dict.fromkeys(notes)) or None,
         }
         size_bytes = self._store.write(alert.id, report, pictures, last=is_last)
-        self._kept[alert.id] = Kept(alert.id, time.time(), size_bytes)
+        self._kept[alert.id] = StoredEvidence(alert.id, time.time(), size_bytes)
         self._look()
 
     def _album(self, alert: Alert, channel: _Channel, before: Mapping[str, Any]) -> Album:
@@ -206,7 +206,7 @@ class EvidenceKeeper:
         album = Album()
         for frame in before.get("frames", ()):
             if frame["air"] and (kept := self._store.file(alert.id, frame["air"])) is not None:
-                album.first[int(frame["stream_s"])] = Shown(kept)
+                album.first[int(frame["stream_s"])] = PicturePair(kept)
         for second, shown in channel.ring.pictures.items():
             if second >= alert.channel_start:
                 album.push(second, shown)

@@ -26,7 +26,7 @@ def jpeg(picture: NDArray[np.uint8]) -> bytes:
     return buffer.getvalue()
 
 
-class Shown:
+class PicturePair:
     """A picture as it was sampled; a JPEG from when it is first asked for."""
 
     def __init__(self, picture: NDArray[np.uint8] | bytes) -> None:
@@ -42,12 +42,12 @@ class Ring:
     """The newest pictures of one stream epoch, by stream second."""
 
     def __init__(self) -> None:
-        self.pictures: OrderedDict[int, Shown] = OrderedDict()
-        self._last: tuple[NDArray[np.uint8], Shown] | None = None
+        self.pictures: OrderedDict[int, PicturePair] = OrderedDict()
+        self._last: tuple[NDArray[np.uint8], PicturePair] | None = None
 
-    def push(self, second: int, picture: NDArray[np.uint8]) -> Shown:
+    def push(self, second: int, picture: NDArray[np.uint8]) -> PicturePair:
         """Keeps a picture; one that is shown again is kept once."""
-        shown = self._last[1] if self._last is not None and self._last[0] is picture else Shown(picture)
+        shown = self._last[1] if self._last is not None and self._last[0] is picture else PicturePair(picture)
         self._last = (picture, shown)
         self.pictures[second] = shown
         while len(self.pictures) > RING_S:
@@ -59,11 +59,11 @@ class Album:
     """Some pictures of one alert, spread over its life."""
 
     def __init__(self) -> None:
-        self.pictures: dict[int, Shown] = {}
-        self.first: dict[int, Shown] = {}  # the one at its start, and those that an earlier life had kept
+        self.pictures: dict[int, PicturePair] = {}
+        self.first: dict[int, PicturePair] = {}  # the one at its start, and those that an earlier life had kept
         self._stride = 1
 
-    def push(self, second: int, picture: Shown) -> None:
+    def push(self, second: int, picture: PicturePair) -> None:
         """Takes one of every so many, by the stream's own seconds; when full, every second one is let go."""
         if second % self._stride:
             return
@@ -73,7 +73,9 @@ class Album:
             self.pictures = {s: shown for s, shown in self.pictures.items() if s % self._stride == 0}
 
 
-def nearest(second: float, *kept: dict[int, Shown] | OrderedDict[int, Shown]) -> tuple[int, Shown] | None:
+def nearest(
+    second: float, *kept: dict[int, PicturePair] | OrderedDict[int, PicturePair]
+) -> tuple[int, PicturePair] | None:
     """The picture nearest to a second, the earlier of two that are as near."""
     found = [(abs(s - second), s, shown) for pictures in kept for s, shown in pictures.items()]
     if not found:

@@ -29,8 +29,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from monitor import __version__
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.alerting.outbox import History
-from monitor.desk.desk import ALERT_ID, Desk
 from monitor.ingest.clock import rfc3339
+from monitor.rights.store import ALERT_ID, RightsStore
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ UNFINISHED = "the monitor stopped before the alert had ended, so its end is miss
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredEvidence:
     """One alert's evidence on disk."""
 
     alert_id: str
@@ -104,7 +104,7 @@ class EvidenceStore:
             return None
         if report := self.report(alert_id):
             files[REPORT] = _json(report)
-        reviews = Desk(self.data_dir).reviews(alert_id)
+        reviews = RightsStore(self.data_dir).reviews(alert_id)
         files["events.json"] = _json([event.as_dict() for event in events])
         files["reviews.json"] = _json([review.as_dict() for review in reviews])
         now = datetime.now(UTC)
@@ -146,7 +146,7 @@ class EvidenceStore:
         """What all of it takes."""
         return sum(one.size_bytes for one in self.kept())
 
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> Iterator[StoredEvidence]:
         """All that there is, in no order."""
         for folder in self._root.glob("[0-9a-f][0-9a-f]/*"):
             if not ALERT_ID.fullmatch(folder.name):
@@ -156,7 +156,7 @@ class EvidenceStore:
             except OSError:
                 continue  # just removed
             newest = max((one.st_mtime for one in sizes.values()), default=0.0)
-            yield Kept(folder.name, newest, sum(one.st_size for one in sizes.values()))
+            yield StoredEvidence(folder.name, newest, sum(one.st_size for one in sizes.values()))
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -194,7 +194,7 @@ class EvidenceStore:
 
 
 def too_much(
-    kept: Iterable[Kept], quota_bytes: int, keep: timedelta, pinned: Collection[str], now: float | None = None
+    kept: Iterable[StoredEvidence], quota_bytes: int, keep: timedelta, pinned: Collection[str], now: float | None = None
 ) -> dict[str, str]:
     """The alerts whose evidence must go, each with the reason: `age` or `quota`.
 

@@ -17,11 +17,11 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from monitor.ingest.windows import LiveSecond
+from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching.mask_step import MaskStepNet
 from monitor.matching.tiles import GRAIN, HALO
-from reference_db.catalog import FEATURE_SIZE
-from reference_db.feature_rows import ReferenceRows
+from reference_db.search.feature_rows import ReferenceRows
+from reference_db.store.catalog import FEATURE_SIZE
 
 TILE_S = 48  # stream seconds of a tile, its margins included
 MARGIN_S = 6  # shown before a copy begins and after it ends

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from monitor.ingest.clock import ChannelEpoch
-from monitor.ingest.ledger import FrameLedger
-from monitor.metrics import Metrics
-from reference_db.decoding import DecodingChild
-from reference_db.frames import Frame, Mode
+from monitor.ingest.frame_counts import FrameCounts
+from monitor.ops.metrics import Metrics
+from reference_db.media.decoding import DecodingChild
+from reference_db.media.frames import Frame, Mode
 
 ENDS_BYTES = 1 << 20  # of a file's beginning and end that tell it from others
 BUFFER_S = 64  # seconds that may wait between a decoder and the loop
@@ -67,7 +67,7 @@ class SampleBuffer:
     What was received is always handed over, dropped or still waiting, and the ledger says which.
     """
 
-    def __init__(self, ledger: FrameLedger, *, wait: bool) -> None:
+    def __init__(self, ledger: FrameCounts, *, wait: bool) -> None:
         self._ledger = ledger
         self._wait = wait
         self._samples: deque[Sample] = deque()
@@ -153,7 +153,7 @@ class FileSource:
     def __init__(self, channel: str, path: Path, metrics: Metrics, *, mode: Mode = "exact") -> None:
         self.channel = channel
         self.path = path
-        self._ledger = FrameLedger(channel, metrics)
+        self._ledger = FrameCounts(channel, metrics)
         self._mode: Mode = mode
         self._child: DecodingChild | None = None
         self._closed = False

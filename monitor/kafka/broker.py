@@ -15,11 +15,11 @@ from typing import Any, Protocol
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
+from monitor.config.settings import KafkaSettings
 from monitor.errors import ConfigError, Unreachable
 from monitor.kafka.records import MAX_VALUE_BYTES
-from monitor.process import wait_or
-from monitor.settings import KafkaSettings
-from monitor.snapshots import MAX_BYTES as MAX_SNAPSHOT_BYTES
+from monitor.ops.process import wait_or
+from monitor.runtime.snapshots import MAX_BYTES as MAX_SNAPSHOT_BYTES
 
 logger = logging.getLogger(__name__)
 

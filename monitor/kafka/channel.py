@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
-from monitor.compute import Compute, Models
+from monitor.config.settings import Settings
 from monitor.errors import SnapshotRefused
 from monitor.evidence.keeper import EvidenceKeeper
-from monitor.ingest.ledger import FrameLedger
+from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.sources import Sample
 from monitor.kafka.records import MS, FrameRecord, Headers
-from monitor.kafka.starts import Start, Starts
+from monitor.kafka.replay_points import ReplayPoint, ReplayPoints
 from monitor.kafka.timeline import Place, Timeline
-from monitor.metrics import Metrics
-from monitor.pipeline import Library, Outcome, Watch
-from monitor.settings import Settings
-from reference_db.frames import Frame
+from monitor.ops.metrics import Metrics
+from monitor.runtime.batcher import Batcher, Models
+from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor, Outcome
+from reference_db.media.frames import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -39,24 +39,24 @@ STATE_LOST = "state lost"  # why an alert ended that nobody knows how to go on w
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Works:
+class MatchContext:
     """What every channel of a process is matched with."""
 
     settings: Settings
-    library: Library
+    library: ActiveLibrary
     models: Models
-    compute: Compute
+    compute: Batcher
     metrics: Metrics
     evidence: EvidenceKeeper | None
 
-    def watch(self) -> Watch:
-        return Watch(self.library, self.models, self.settings, self.metrics, self.evidence)
+    def watch(self) -> ChannelMonitor:
+        return ChannelMonitor(self.library, self.models, self.settings, self.metrics, self.evidence)
 
 
-class Channel:
+class TopicChannel:
     """All that is known of one channel, between two of its records."""
 
-    def __init__(self, name: str, works: Works) -> None:
+    def __init__(self, name: str, works: MatchContext) -> None:
         self.name = name
         self.is_changed = False  # since it was kept last
         self.gap_reason: str | None = None  # why the records before the next one are missing, where we know better
@@ -66,8 +66,8 @@ class Channel:
         self._watch = works.watch()
         self._lane = works.compute.lane()
         self._timeline = Timeline(name)
-        self._ledger = FrameLedger(name, works.metrics)
-        self._starts = Starts()
+        self._ledger = FrameCounts(name, works.metrics)
+        self._starts = ReplayPoints()
         self._open: dict[str, Alert] = {}
         self._is_over = True  # nothing was seen since the last end
         self._lost: dict[str, Alert] = {}  # alerts of a state that was refused, until they are found again
@@ -86,7 +86,7 @@ class Channel:
 
     def forget_offsets(self) -> None:
         """The partition was made anew: its offsets say nothing of what is in the state."""
-        self.next_offset, self._told_until, self._starts = 0, 0, Starts()
+        self.next_offset, self._told_until, self._starts = 0, 0, ReplayPoints()
 
     async def take(self, record: FrameRecord) -> Outcome | None:
         """What the record led to; None where it is passed over."""
@@ -100,7 +100,7 @@ class Channel:
             self._ledger.dropped(place)
             return None
         outcome = await self._match(record, place)
-        start = Start(record.offset, place.second, position, None if seen_at is None else seen_at.isoformat())
+        start = ReplayPoint(record.offset, place.second, position, None if seen_at is None else seen_at.isoformat())
         if self._is_over or before is None or before.epoch != place.epoch:
             self._starts.begin(start)
         else:
@@ -144,8 +144,8 @@ class Channel:
         told = [Alert.from_dict(one) for one in about["open"]]
         self._open = {alert.id: alert for alert in told}
         self.next_offset, self._told_until = about["offset"]
-        start = Start(**about["start"]) if about["start"] is not None else None
-        self._starts = Starts(start)
+        start = ReplayPoint(**about["start"]) if about["start"] is not None else None
+        self._starts = ReplayPoints(start)
         alerts: list[Alert] = []
         try:
             resumed = self._watch.restore(content)

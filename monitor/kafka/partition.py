@@ -28,6 +28,7 @@ from aiokafka.structs import OffsetAndMetadata
 
 from monitor.alerting.alerts import Alert
 from monitor.errors import MonitorError
+from monitor.kafka.alert_topic import alert_record
 from monitor.kafka.broker import (
     FIRST_RETRY_S,
     LAST_RETRY_S,
@@ -37,12 +38,11 @@ from monitor.kafka.broker import (
     in_words,
     put_away,
 )
-from monitor.kafka.channel import Channel, Works
-from monitor.kafka.fleet import alert_record
+from monitor.kafka.channel import MatchContext, TopicChannel
 from monitor.kafka.records import MS, BadRecord, FrameRecord, KafkaRecord, Shown, dead_letter, read
-from monitor.kafka.state import OFFSET_KEY, Kept, offset_value, read_kept
-from monitor.logs import channel_logs
-from monitor.pipeline import KEEP_EVERY_S, SILENCE_S, Outcome, count_news
+from monitor.kafka.state import OFFSET_KEY, StoredState, offset_value, read_kept
+from monitor.ops.logs import channel_logs
+from monitor.runtime.channel_monitor import KEEP_EVERY_S, SILENCE_S, Outcome, count_news
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Partition:
     def __init__(
         self,
         frames: TopicPartition,
-        works: Works,
+        works: MatchContext,
         readers: Executor,
         offset_at: Callable[[int], Awaitable[int | None]],
     ) -> None:
@@ -80,7 +80,7 @@ class Partition:
         self._is_open = False
         self._skip: tuple[int, str] | None = None
         self._is_renewed = False
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, TopicChannel] = {}
         self._shown: Shown = {}
         self._alerts: list[tuple[Alert, datetime]] = []  # to be told, with the arrival of what decided each
         self._dead: list[tuple[KafkaRecord, BadRecord]] = []
@@ -214,16 +214,16 @@ class Partition:
             len(self._channels),
         )
 
-    def _restore(self, kept: Kept) -> list[Alert]:
+    def _restore(self, kept: StoredState) -> list[Alert]:
         alerts: list[Alert] = []
         for name, (content, headers) in kept.channels.items():
             with channel_logs(name):
                 alerts += self._channel(name).restore(content, headers, kept.first)
         return alerts
 
-    def _channel(self, name: str) -> Channel:
+    def _channel(self, name: str) -> TopicChannel:
         if name not in self._channels:
-            self._channels[name] = Channel(name, self._works)
+            self._channels[name] = TopicChannel(name, self._works)
         return self._channels[name]
 
     # --- a round -----------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class Partition:
             sent.append(await producer.send(dlq_of(self.frames.topic), **letter))
         await asyncio.gather(*sent)
 
-    async def _save(self, producer: AIOKafkaProducer, states: list[tuple[Channel, bytes, Any]]) -> None:
+    async def _save(self, producer: AIOKafkaProducer, states: list[tuple[TopicChannel, bytes, Any]]) -> None:
         topic, partition = self._kafka.state, self.frames.partition
         sent = [
             await producer.send(topic, content, key=channel.name.encode(), partition=partition, headers=headers)

@@ -31,13 +31,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from monitor.compute import Encoded
+from monitor.config.settings import CHANNEL_NAME
 from monitor.errors import MonitorError
 from monitor.ingest.sources import Sample
-from monitor.settings import CHANNEL_NAME
-from reference_db.encoder import FEATURE_SIZE
-from reference_db.frames import MAX_HOLD_S, PICTURE_SHORT_SIDE, Frame
-from reference_db.sampling import MAX_LONG_SIDE, MAX_PIXELS
+from monitor.runtime.batcher import Encoded
+from reference_db.features.encoder import FEATURE_SIZE
+from reference_db.media.frames import MAX_HOLD_S, PICTURE_SHORT_SIDE, Frame
+from reference_db.media.sampling import MAX_LONG_SIDE, MAX_PIXELS
 
 MAX_VALUE_BYTES = 8 << 20  # a picture of a second is some 10 kB
 JPEG_QUALITY = 90

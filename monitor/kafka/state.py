@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
+from monitor.config.settings import KafkaSettings
 from monitor.kafka.broker import ANSWER_S, connection, ensure_topics, partitions_of, put_away
 from monitor.kafka.records import Headers
-from monitor.settings import KafkaSettings
 
 OFFSET_KEY = b"/offset"  # no channel is called so
 READ_S = 120.0  # that reading all of a partition may take
@@ -23,7 +23,7 @@ SLACK_MS = 200
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class StoredState:
     """What is kept of one partition. Its range is that of the frames that the broker still has."""
 
     offset: int | None = None  # None where nothing was kept yet
@@ -37,9 +37,9 @@ def offset_value(offset: int, read: int) -> bytes:
     return json.dumps({"offset": offset, "read": read}).encode()
 
 
-async def read_kept(settings: KafkaSettings, frames: TopicPartition) -> Kept:
+async def read_kept(settings: KafkaSettings, frames: TopicPartition) -> StoredState:
     """All of it, as of the last transaction. Raises KafkaError, TimeoutError."""
-    kept, state = Kept(), TopicPartition(settings.state, frames.partition)
+    kept, state = StoredState(), TopicPartition(settings.state, frames.partition)
     consumer = AIOKafkaConsumer(
         **connection(settings),
         group_id=None,
@@ -72,7 +72,7 @@ async def _made_sure(settings: KafkaSettings, state: TopicPartition) -> None:
         await ensure_topics(settings, [settings.state])
 
 
-def _note(kept: Kept, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+def _note(kept: StoredState, key: bytes | None, value: bytes | None, headers: Headers) -> None:
     if key is None:
         return
     if key == OFFSET_KEY:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from reference_db.catalog import ReferenceId
-from reference_db.index import Hits, ReferenceIndex
+from reference_db.search.index import Hits, ReferenceIndex
+from reference_db.store.catalog import ReferenceId
 
 VOTING_S = 8  # seconds whose votes are added up
 OFFSET_BIN_S = 24  # at twice the speed the offset moves 8 s within the voting seconds

@@ -24,9 +24,9 @@ from torch import Tensor, nn
 
 from monitor.errors import ConfigError
 from monitor.matching.tiles import HALO, INNER_COLUMNS, TILE_ROWS, SimilarityTile, TileMaps
-from reference_db.engines import Arrays, Engine, fastest
+from reference_db.features.engines import Arrays, Engine, fastest
 
-SHIPPED_WEIGHTS = Path(__file__).parents[2] / "reference_db" / "weights" / "mask_step.safetensors"
+SHIPPED_WEIGHTS = Path(__file__).parent / "weights" / "mask_step.safetensors"
 
 NARROW_COLUMNS = 64  # of a tile that shows a short reference
 INNER_BATCH = 8  # every call of `predict` has this many tiles: one shape, so company changes no bit

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.ingest.windows import FeatureWindow, LiveSecond, WindowState
+from monitor.ingest.feature_windows import FeatureWindow, LiveSecond, WindowState
 from monitor.matching.candidates import Candidate, Voter, VoterState
 from monitor.matching.excluding import Spans, without
 from monitor.matching.paths import AlignmentPath, PathTracker, TrackerState
 from monitor.matching.refining import refine
 from monitor.matching.stitching import Name, PathState, Scoring, SegmentState, SegmentView, Stitcher
 from monitor.matching.tiles import HALO, Band, BandState, Cut, MapRow, SimilarityTile, TileMaps
-from reference_db.catalog import ReferenceId
-from reference_db.feature_rows import NearRows, ReferenceRows
-from reference_db.index import Hits, ReferenceIndex
+from reference_db.search.feature_rows import NearRows, ReferenceRows
+from reference_db.search.index import Hits, ReferenceIndex
+from reference_db.store.catalog import ReferenceId
 
 BACK_FILL_S = 20  # a band begins so long before the candidate that opens it
 KEEP_S = 20  # a band without votes and without paths is closed after this
@@ -33,7 +33,7 @@ MOVE = 128  # a band moves on by so many columns when a path comes this close to
 
 
 @dataclass(frozen=True, slots=True)
-class Matching:
+class MatchParameters:
     """What decides about paths and scores. The defaults are the paper's where it has them."""
 
     tau: float = 0.3  # mask from which a cell may begin a path
@@ -154,7 +154,7 @@ class _Reading:
 class Matcher:
     """The matching state of one channel and stream epoch."""
 
-    def __init__(self, matching: Matching, told_from: float = 0.0) -> None:
+    def __init__(self, matching: MatchParameters, told_from: float = 0.0) -> None:
         self.matching = matching
         self.window = FeatureWindow()
         self._voter = Voter(matching.min_similarity, matching.min_votes)

@@ -18,9 +18,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.ingest.windows import LiveSecond
+from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching.stitching import SegmentView
-from reference_db.feature_rows import ReferenceRows
+from reference_db.search.feature_rows import ReferenceRows
 
 FIT_S = 20  # seconds of either end that a line is fitted to
 REACH_S = 20  # how far a segment may grow beyond its path on either end

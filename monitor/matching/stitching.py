@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.matching.paths import AlignmentPath, joined, soft_weight
-from reference_db.catalog import ReferenceId
-from reference_db.feature_rows import ReferenceRows
+from reference_db.search.feature_rows import ReferenceRows
+from reference_db.store.catalog import ReferenceId
 
 NEAR_S = 3  # two paths side by side closer than this are one copy
 MIN_MEMBERS = 3  # a shorter path adds nothing to a segment that has a longer one

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.ingest.windows import LiveSecond
-from reference_db.catalog import ReferenceId
-from reference_db.feature_rows import ReferenceRows
+from monitor.ingest.feature_windows import LiveSecond
+from reference_db.search.feature_rows import ReferenceRows
+from reference_db.store.catalog import ReferenceId
 
 HALO = 4  # the receptive field of the mask is 9 x 9
 TILE_ROWS = 2 * HALO + 1  # the middle row is final, the four after it provisional

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
-from monitor.health import Health
+from monitor.ops.health import Health
 
 
 def probes(registry: CollectorRegistry, health: Health) -> APIRouter:

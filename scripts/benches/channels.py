@@ -30,10 +30,10 @@ from numpy.typing import NDArray
 from benches.air import Air, Recording, prepare
 from benches.processes import cpu_s, memory_bytes, tree
 from monitor.demo.films import Film
-from reference_db.catalog import Catalog
-from reference_db.encoder import Encoder, is_informative, load_encoder
-from reference_db.references import Reference, ReferenceFeatures, ReferenceId
+from reference_db.features.encoder import Encoder, is_informative, load_encoder
 from reference_db.registration import register
+from reference_db.store.catalog import Catalog
+from reference_db.store.references import Reference, ReferenceFeatures, ReferenceId
 
 Figures: TypeAlias = dict[str, Any]
 

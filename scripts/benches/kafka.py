@@ -28,16 +28,16 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from benches.processes import cpu_s, tree
-from monitor.compute import TURN
 from monitor.demo.films import Film
 from monitor.demo.media import render_reference
 from monitor.ingest.clock import ChannelEpoch, rfc3339
 from monitor.ingest.sources import Sample
 from monitor.kafka.records import FORMATS, decode, record_of
-from reference_db.catalog import Catalog
-from reference_db.encoder import load_encoder
-from reference_db.frames import Frame
+from monitor.runtime.batcher import TURN
+from reference_db.features.encoder import load_encoder
+from reference_db.media.frames import Frame
 from reference_db.registration import register
+from reference_db.store.catalog import Catalog
 
 ROOT = Path(__file__).parents[2]
 FRAMES = "bench.frames"

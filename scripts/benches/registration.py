@@ -17,10 +17,10 @@ from typing import Any, TypeAlias
 
 import torch
 
-from reference_db.catalog import Catalog
-from reference_db.decoding import DecodingChild
-from reference_db.encoder import Encoder, load_encoder
+from reference_db.features.encoder import Encoder, load_encoder
+from reference_db.media.decoding import DecodingChild
 from reference_db.registration import BATCH, register
+from reference_db.store.catalog import Catalog
 
 Figures: TypeAlias = dict[str, Any]
 

@@ -29,15 +29,15 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.learning.edits import draw_edit
 from monitor.matching.candidates import OFFSET_BIN_S, Voter
-from monitor.matching.matcher import Matching
-from reference_db.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
-from reference_db.encoder import is_informative, load_encoder
+from monitor.matching.matcher import MatchParameters
 from reference_db.errors import UnknownReference
-from reference_db.frames import decode_file
-from reference_db.index import Hits, IndexKeeper, ReferenceIndex
-from reference_db.parts import SHORTLIST, CodedPart, FlatPart, single_threaded, turned
+from reference_db.features.encoder import is_informative, load_encoder
+from reference_db.media.decoding import decode_file
+from reference_db.search.index import Hits, IndexKeeper, ReferenceIndex
+from reference_db.search.index_shards import SHORTLIST, CodedShard, FlatShard, single_threaded, turned
+from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
+from training.edits import draw_edit
 
 Figures: TypeAlias = dict[str, Any]
 T = TypeVar("T")
@@ -249,9 +249,9 @@ def measure(folder: Path, planted: Planted, rounds: int) -> Figures:
     index = keeper.refresh()
     figures |= {"open_s": time.perf_counter() - clock, "open_cpu_s": time.process_time() - cpu}
     figures |= json.loads((folder / "made.json").read_text())
-    coded = isinstance(index.parts[0], CodedPart)
+    coded = isinstance(index.parts[0], CodedShard)
     n_seconds = sum(one.n_seconds for one in index.references)
-    figures["kind"] = f"{index.parts[0].book.n_lists} lists" if isinstance(index.parts[0], CodedPart) else "exact"
+    figures["kind"] = f"{index.parts[0].book.n_lists} lists" if isinstance(index.parts[0], CodedShard) else "exact"
     if not coded:
         figures["made_cpu_s"] = None
     figures |= costs(index, planted, rounds)
@@ -266,7 +266,7 @@ def measure(folder: Path, planted: Planted, rounds: int) -> Figures:
 def costs(index: ReferenceIndex, planted: Planted, rounds: int) -> Figures:
     """A search of ours and the bare call, by turns, each first every other time."""
     rows = np.concatenate([copy for _, _, copy in planted.copies])
-    part, hits = index.parts[0], Matching().hits
+    part, hits = index.parts[0], MatchParameters().hits
     clocks: list[float] = []
     cpu_s = {"ours": 0.0, "bare": 0.0}
 
@@ -276,12 +276,12 @@ def costs(index: ReferenceIndex, planted: Planted, rounds: int) -> Figures:
         clocks.append(time.perf_counter() - clock)
 
     def bare(row: NDArray[np.float32]) -> None:
-        if isinstance(part, CodedPart):
+        if isinstance(part, CodedShard):
             part.index.search(row[None], SHORTLIST, params=part.book.reading)
-        elif isinstance(part, FlatPart):
+        elif isinstance(part, FlatShard):
             part._flat.search(row[None], hits)
 
-    plain = turned(rows) if isinstance(part, CodedPart) else rows
+    plain = turned(rows) if isinstance(part, CodedShard) else rows
     n_first = len(rows)  # each once before it counts: a monitor that has run for a while has read these rows before
     for n in range(rounds * len(rows) + n_first):
         row, as_bare = rows[n % len(rows)], plain[n % len(rows)]
@@ -309,12 +309,12 @@ def exact_hits(folder: Path, planted: Planted) -> Hits:
         if not kept.exists():
             say("  exact search")
             faiss.cvar.distance_compute_blas_threshold = 1  # a matter of speed only
-            best = faiss.ResultHeap(len(rows), Matching().hits, keep_max=True)
+            best = faiss.ResultHeap(len(rows), MatchParameters().hits, keep_max=True)
             for place, one in enumerate(references):
                 features = catalog.features(one.id)
                 seconds = np.flatnonzero(features.informative)
                 similarity = rows @ features.rows[seconds].astype(np.float32).T
-                k = min(Matching().hits, len(seconds))
+                k = min(MatchParameters().hits, len(seconds))
                 top = np.argpartition(-similarity, k - 1, axis=1)[:, :k]
                 best.add_result(np.take_along_axis(similarity, top, 1), (place << 32) | seconds[top])
             best.finalize()
@@ -330,7 +330,7 @@ def recall(index: ReferenceIndex, planted: Planted, exact: Hits) -> Figures:
     """Shares of planted seconds and copies that are found, exactly and by us."""
     rows = np.concatenate([copy for _, _, copy in planted.copies])
     figures: Figures = {}
-    for name, hits in (("_exact", exact), ("", index.search(rows, Matching().hits))):
+    for name, hits in (("_exact", exact), ("", index.search(rows, MatchParameters().hits))):
         seconds_found, copies_found, at = [], [], 0
         for film, seconds, copy in planted.copies:
             place = index.place(ReferenceId(film))
@@ -348,7 +348,7 @@ def recall(index: ReferenceIndex, planted: Planted, exact: Hits) -> Figures:
 
 def _is_voted_for(film: str, seconds: NDArray[np.int64], hits: Hits, index: ReferenceIndex) -> bool:
     """Whether the votes of a copy's seconds name it at any time, as the matcher would have it."""
-    voter = Voter(Matching().min_similarity, Matching().min_votes)
+    voter = Voter(MatchParameters().min_similarity, MatchParameters().min_votes)
     for n, second in enumerate(seconds.tolist()):
         one = Hits(hits.reference[n : n + 1], hits.second[n : n + 1], hits.similarity[n : n + 1])
         for candidate in voter.push(second, one, index):
@@ -371,7 +371,7 @@ def changes(folder: Path, keeper: IndexKeeper, planted: Planted) -> Figures:
         while not is_over.is_set():
             for row in rows:
                 clock = time.perf_counter()
-                current[0].search(row[None], Matching().hits)
+                current[0].search(row[None], MatchParameters().hits)
                 waits.append(time.perf_counter() - clock)
                 time.sleep(0.005)
 

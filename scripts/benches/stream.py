@@ -21,17 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry
 
-from monitor.compute import Models
+from monitor.config.settings import Settings
 from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.sources import Sample
 from monitor.matching.mask_step import load_mask_step
-from monitor.metrics import Metrics
-from monitor.pipeline import Library, Watch
-from monitor.settings import Settings
-from reference_db.catalog import FEATURE_SIZE, Reference, ReferenceFeatures, ReferenceId
-from reference_db.encoder import Encoder
-from reference_db.frames import Frame
-from reference_db.index import ReferenceIndex
+from monitor.ops.metrics import Metrics
+from monitor.runtime.batcher import Models
+from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor
+from reference_db.features.encoder import Encoder
+from reference_db.media.frames import Frame
+from reference_db.search.index import ReferenceIndex
+from reference_db.store.catalog import FEATURE_SIZE, Reference, ReferenceFeatures, ReferenceId
 
 HOUR_S = 3600
 LONG_S = 1000  # of the one long reference, 900 s of which air every hour
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     films = [_film(rng, 300) for _ in range(args.references)] + [_film(rng, LONG_S)]
     models = Models(Encoder(list, "planted"), load_mask_step(None))
-    library = Library(_index(films))
-    watch, fresh = (Watch(library, models, Settings(), Metrics(CollectorRegistry())) for _ in range(2))
+    library = ActiveLibrary(_index(films))
+    watch, fresh = (ChannelMonitor(library, models, Settings(), Metrics(CollectorRegistry())) for _ in range(2))
     rows = _hour(rng, films)
     hours = [_Hour() for _ in range(args.hours)]
     beside = _Hour()
@@ -109,7 +109,7 @@ class _Hour:
         """Of one stream second."""
         return 1000 * self.cpu_s / HOUR_S
 
-    def minute(self, watch: Watch, rows: NDArray[np.float32], hour_s: int, minute_s: int) -> None:
+    def minute(self, watch: ChannelMonitor, rows: NDArray[np.float32], hour_s: int, minute_s: int) -> None:
         """Thinks one minute on."""
         began = time.process_time()
         for n in range(minute_s, minute_s + 60):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from monitor.alerting.alerts import Alert, AlertBook, Gap, alert_id_of
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.stitching import SegmentView
-from reference_db.catalog import Reference, ReferenceId
+from reference_db.store.catalog import Reference, ReferenceId
 
 FILM = Reference(
     id=ReferenceId("film"),

@@ -14,10 +14,10 @@ import apsw
 import pytest
 
 from monitor.alerting.alerts import ENDED, STARTED, UPDATED, Alert, Gap
-from monitor.alerting.outbox import History, Letter, Outbox
+from monitor.alerting.outbox import History, Outbox, OutboxEntry
 from monitor.errors import ConfigError, OutboxFailed
-from reference_db.catalog import ReferenceId
-from tests.alerting.told import alert
+from reference_db.store.catalog import ReferenceId
+from tests.support.sample_alert import alert
 
 ALERT = alert(
     id="a1",
@@ -41,8 +41,8 @@ def life(alert_id: str, channel: str = "ch5", reference: str = "film") -> list[A
 
 def test_an_event_is_there_once_and_owed_to_each_sink_until_it_has_it(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS) as outbox:
-        outbox.write([Letter("ch5", life("a1")[:2], b"state 1")])
-        outbox.write([Letter("ch5", life("a1"), b"state 2")])  # told again, as a replay would
+        outbox.write([OutboxEntry("ch5", life("a1")[:2], b"state 1")])
+        outbox.write([OutboxEntry("ch5", life("a1"), b"state 2")])  # told again, as a replay would
         assert outbox.n_owed() == {"file": 3, "log": 3}
         first, *_ = outbox.owed("file", 0, 10)
         assert (first.n, first.alert) == (1, ALERT)
@@ -62,8 +62,8 @@ def test_history_is_read_by_cursor_and_filter_while_the_monitor_writes(tmp_path:
     history = History(tmp_path)
     assert (history.events(), history.alerts(), history.newest()) == ([], [], 0)
     with Outbox.open(tmp_path, SINKS) as outbox:
-        outbox.write([Letter("ch5", life("a1")), Letter("ch6", life("a2", "ch6", "other")[:1])])
-        outbox.write([Letter("ch5", life("a3", reference="other")[:2])])
+        outbox.write([OutboxEntry("ch5", life("a1")), OutboxEntry("ch6", life("a2", "ch6", "other")[:1])])
+        outbox.write([OutboxEntry("ch5", life("a3", reference="other")[:2])])
         assert history.newest() == 6
         assert [event.n for event in history.events(after=2, limit=3)] == [3, 4, 5]
         assert [event.alert.id for event in history.events(channel="ch6")] == ["a2"]
@@ -84,11 +84,11 @@ def test_history_is_read_by_cursor_and_filter_while_the_monitor_writes(tmp_path:
 
 def test_what_ended_long_ago_is_forgotten_and_its_number_never_comes_again(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS) as outbox:
-        outbox.write([Letter("ch5", life("a1") + life("a2")[:1])])
+        outbox.write([OutboxEntry("ch5", life("a1") + life("a2")[:1])])
         assert outbox.purge(timedelta(days=1)) == 0
         assert outbox.purge(timedelta(seconds=-1)) == 3
         assert [alert.id for alert in outbox.open_alerts()] == ["a2"]  # still on air, so it is kept
-        outbox.write([Letter("ch5", life("a3")[:1])])
+        outbox.write([OutboxEntry("ch5", life("a3")[:1])])
         assert [event.n for event in History(tmp_path).events()] == [4, 5]
         assert outbox.n_owed() == {"file": 2, "log": 2}
 
@@ -101,7 +101,7 @@ def test_a_second_monitor_on_the_same_directory_is_refused_with_a_sentence(tmp_p
 
 def test_a_damaged_file_is_put_aside_and_one_flipped_byte_of_an_event_is_never_told(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS) as outbox:
-        outbox.write([Letter("ch5", life("a1"))])
+        outbox.write([OutboxEntry("ch5", life("a1"))])
     db = apsw.Connection(str(tmp_path / "alerts.sqlite"))
     db.execute("UPDATE event SET body = replace(body, 'Studio', 'Studip') WHERE n = 2")
     db.close()
@@ -111,20 +111,20 @@ def test_a_damaged_file_is_put_aside_and_one_flipped_byte_of_an_event_is_never_t
     (tmp_path / "alerts.sqlite").write_bytes(content)
     with Outbox.open(tmp_path, SINKS) as outbox:
         assert outbox.snapshots() == {}
-        outbox.write([Letter("ch5", life("a1"))])
+        outbox.write([OutboxEntry("ch5", life("a1"))])
     assert [path.name for path in tmp_path.glob("*damaged*")]
 
 
 FULL = """
 import sys
 from pathlib import Path
-from monitor.alerting.outbox import Letter, Outbox
+from monitor.alerting.outbox import OutboxEntry, Outbox
 from monitor.errors import OutboxFailed
 from tests.alerting.test_outbox import life
 outbox, n_failed = Outbox.open(Path(sys.argv[1]), ("file",)), 0
 for number in range(6):
     try:
-        outbox.write([Letter("ch5", life(f"a{number}"), bytes(50_000))])
+        outbox.write([OutboxEntry("ch5", life(f"a{number}"), bytes(50_000))])
     except OutboxFailed:
         n_failed += 1
 print(n_failed)
@@ -155,4 +155,4 @@ def test_a_disk_that_fails_once_loses_one_letter_and_nothing_else(tmp_path: Path
 def test_an_outbox_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "alerts.sqlite").mkdir()
     with Outbox.open(tmp_path, SINKS) as outbox, pytest.raises(OutboxFailed, match=r"alerts\.sqlite"):
-        outbox.write([Letter("ch5", life("a1"))])
+        outbox.write([OutboxEntry("ch5", life("a1"))])

@@ -24,17 +24,17 @@ from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook, WebhookVerificationError
 from typer.testing import CliRunner
 
-from monitor.alerting import courier as couriers
+from monitor.alerting import webhook_delivery
 from monitor.alerting.alerts import ENDED, STARTED, Gap
-from monitor.alerting.courier import Courier, send
 from monitor.alerting.outbox import History
-from monitor.alerting.webhooks import DONE, FAILED, SCHEDULE_S, WAITING, Webhooks, WebhookSink, body_of, message_of
+from monitor.alerting.webhook_delivery import WebhookSender, send
+from monitor.alerting.webhooks import DONE, FAILED, SCHEDULE_S, WAITING, WebhookSink, WebhookStore, body_of, message_of
 from monitor.cli import app
-from monitor.desk.desk import Desk
 from monitor.errors import NoSuchWebhook, WebhookRefused
-from monitor.metrics import Metrics
-from tests.alerting.told import alert
+from monitor.ops.metrics import Metrics
+from monitor.rights.store import RightsStore
 from tests.chaos.hostile import HOSTS
+from tests.support.sample_alert import alert
 
 LOOPBACK = ("127.0.0.1",)
 HASTY_S = (0.0, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05)
@@ -83,11 +83,13 @@ def receiver(answer: Callable[[int], int] = lambda n: 204, headers: dict[str, st
         opened.close()
 
 
-def courier_of(webhooks: Webhooks, data_dir: Path, allow: tuple[str, ...] = LOOPBACK) -> Courier:
-    return Courier(webhooks, History(data_dir), Desk(data_dir), Metrics(CollectorRegistry()), allow, 30.0)
+def courier_of(webhooks: WebhookStore, data_dir: Path, allow: tuple[str, ...] = LOOPBACK) -> WebhookSender:
+    return WebhookSender(webhooks, History(data_dir), RightsStore(data_dir), Metrics(CollectorRegistry()), allow, 30.0)
 
 
-def deliver(webhooks: Webhooks, data_dir: Path, until: Callable[[], bool], allow: tuple[str, ...] = LOOPBACK) -> None:
+def deliver(
+    webhooks: WebhookStore, data_dir: Path, until: Callable[[], bool], allow: tuple[str, ...] = LOOPBACK
+) -> None:
     """Runs the courier until something is so."""
 
     async def run() -> None:
@@ -102,7 +104,7 @@ def deliver(webhooks: Webhooks, data_dir: Path, until: Callable[[], bool], allow
 
 
 def test_a_message_is_signed_as_the_specification_says(tmp_path: Path) -> None:
-    webhooks = Webhooks(tmp_path)
+    webhooks = WebhookStore(tmp_path)
     with receiver() as one:
         endpoint = webhooks.add(one.url)
         WebhookSink(webhooks).send([alert()])
@@ -119,7 +121,7 @@ def test_a_message_is_signed_as_the_specification_says(tmp_path: Path) -> None:
 
 
 def test_while_a_secret_is_replaced_both_sign(tmp_path: Path) -> None:
-    webhooks = Webhooks(tmp_path)
+    webhooks = WebhookStore(tmp_path)
     with receiver() as one:
         first = webhooks.add(one.url)
         second = webhooks.rotate(first.id)
@@ -152,7 +154,7 @@ def test_the_specification_s_own_example() -> None:
 
 
 def test_who_asked_for_some_events_is_told_no_others_and_each_once(tmp_path: Path) -> None:
-    webhooks = Webhooks(tmp_path)
+    webhooks = WebhookStore(tmp_path)
     with receiver() as one:
         webhooks.add(one.url, [ENDED])
         for _ in range(2):  # the outbox may hand over twice
@@ -162,7 +164,7 @@ def test_who_asked_for_some_events_is_told_no_others_and_each_once(tmp_path: Pat
 
 
 def test_nothing_is_lost_when_a_third_of_all_tries_fail(tmp_path: Path) -> None:
-    webhooks, rng, n = Webhooks(tmp_path, HASTY_S), random.Random(7), 100
+    webhooks, rng, n = WebhookStore(tmp_path, HASTY_S), random.Random(7), 100
     with receiver(lambda n: 500 if rng.random() < 0.3 else 200) as one:
         webhooks.add(one.url)
         WebhookSink(webhooks).send([alert(k) for k in range(n)])
@@ -179,7 +181,7 @@ def test_nothing_is_lost_when_a_third_of_all_tries_fail(tmp_path: Path) -> None:
 
 
 def test_one_that_hangs_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    webhooks, released = Webhooks(tmp_path), threading.Event()
+    webhooks, released = WebhookStore(tmp_path), threading.Event()
 
     def hang(n: int) -> int:
         released.wait(60)
@@ -208,7 +210,7 @@ def test_one_that_hangs_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_an_answer_means(
     tmp_path: Path, answer: int, headers: dict[str, str], state: str, is_on: bool, error: str | None
 ) -> None:
-    webhooks = Webhooks(tmp_path, (0.0, 600.0))
+    webhooks = WebhookStore(tmp_path, (0.0, 600.0))
     with receiver(lambda n: answer, headers) as one:
         id = webhooks.add(one.url).id
         WebhookSink(webhooks).send([alert()])
@@ -229,7 +231,7 @@ def test_what_an_answer_means(
 
 def test_the_tries_are_the_specification_s_and_then_it_is_given_up(tmp_path: Path) -> None:
     assert sum(SCHEDULE_S) == 75 * 3600 + 35 * 60 + 5
-    webhooks = Webhooks(tmp_path, (0.0, 0.0, 0.0))
+    webhooks = WebhookStore(tmp_path, (0.0, 0.0, 0.0))
     with receiver(lambda n: 500 if n <= 3 else 200) as one:
         id = webhooks.add(one.url).id
         WebhookSink(webhooks).send([alert()])
@@ -245,9 +247,9 @@ def test_the_tries_are_the_specification_s_and_then_it_is_given_up(tmp_path: Pat
 
 def test_killed_at_any_moment_nothing_is_lost(tmp_path: Path) -> None:
     """The courier in a process of its own, killed again and again while it delivers."""
-    webhooks, n = Webhooks(tmp_path), 60
+    webhooks, n = WebhookStore(tmp_path), 60
     program = (
-        "from tests.alerting.test_webhooks import *; d = Path(sys.argv[1]); deliver(Webhooks(d), d, lambda: False)"
+        "from tests.alerting.test_webhooks import *; d = Path(sys.argv[1]); deliver(WebhookStore(d), d, lambda: False)"
     )
     with receiver() as one:
         webhooks.add(one.url)
@@ -262,7 +264,7 @@ def test_killed_at_any_moment_nothing_is_lost(tmp_path: Path) -> None:
         deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
     counts = Counter(one.ids)
     assert counts.keys() == {f"msg_{alert(k).id}_1" for k in range(n)}
-    assert sum(counts.values()) <= n + 2 * couriers.AT_ONCE  # again only what was under way
+    assert sum(counts.values()) <= n + 2 * webhook_delivery.AT_ONCE  # again only what was under way
 
 
 # --- where it may lead -----------------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ def canary() -> Iterator[socket.socket]:
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_a_private_address_is_not_reached(tmp_path: Path, canary: socket.socket, host: str) -> None:
-    webhooks, port = Webhooks(tmp_path), canary.getsockname()[1]
+    webhooks, port = WebhookStore(tmp_path), canary.getsockname()[1]
     for before in ("http://", "https://", "http://user:pass@", "http://public.example@", "http://a%40b:c@"):
         try:
             endpoint = webhooks.add(f"{before}{host}:{port}/")
@@ -292,7 +294,7 @@ def test_a_private_address_is_not_reached(tmp_path: Path, canary: socket.socket,
 
 
 def test_only_what_is_named_may_be_reached(tmp_path: Path) -> None:
-    webhooks = Webhooks(tmp_path)
+    webhooks = WebhookStore(tmp_path)
     with receiver() as one:
         endpoint = webhooks.add(one.url)
         refused = asyncio.run(send(endpoint, webhooks.ping(endpoint.id), ("10.0.0.0/8",)))
@@ -308,11 +310,11 @@ def test_only_what_is_named_may_be_reached(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_an_address(tmp_path: Path, url: str) -> None:
     with pytest.raises(WebhookRefused):
-        Webhooks(tmp_path).add(url)
+        WebhookStore(tmp_path).add(url)
 
 
 def test_errors_have_words_and_no_secrets(tmp_path: Path) -> None:
-    webhooks = Webhooks(tmp_path)
+    webhooks = WebhookStore(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     endpoint = webhooks.add(f"http://user:pa55@127.0.0.1:{port}/x?key=hush")
@@ -334,7 +336,7 @@ def test_a_body_stays_below_20_kb() -> None:
 
 
 def test_a_review_is_told_once_wherever_it_was_made(tmp_path: Path) -> None:
-    webhooks, desk = Webhooks(tmp_path), Desk(tmp_path)
+    webhooks, desk = WebhookStore(tmp_path), RightsStore(tmp_path)
     desk.review(alert().id, "confirmed", by="before anybody was told")
     with receiver() as one:
         webhooks.add(one.url)

@@ -13,13 +13,13 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry
 
-from monitor.ingest.live import LiveSource
-from monitor.metrics import Metrics
-from monitor.settings import ChannelSettings
-from tests import media
-from tests.air import PACKET, WRAP, Air, WebServer, on_air, retimed
+from monitor.config.settings import ChannelSettings
+from monitor.ingest.live_source import LiveSource
+from monitor.ops.metrics import Metrics
 from tests.chaos.studio import Figures, Studio, sum_of
-from tests.watching import FPS, HASTY, LENGTH_S, Watching, watching
+from tests.support import media
+from tests.support.live_stream import PACKET, WRAP, Air, WebServer, on_air, retimed
+from tests.support.running_source import FPS, HASTY, LENGTH_S, Watching, watching
 
 
 def jump(by_s: float) -> Callable[[Studio], Figures]:

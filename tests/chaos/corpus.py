@@ -25,9 +25,9 @@ from typing import Any
 import av
 import numpy as np
 
-from reference_db.frames import Mode
-from tests.air import PACKET, retimed
+from reference_db.media.frames import Mode
 from tests.chaos.seeds import SEEDS, seed_file
+from tests.support.live_stream import PACKET, retimed
 
 BATCH = 50
 ALARM_S = 30  # a case takes no longer
@@ -361,8 +361,8 @@ def _decode(batch: list[Case]) -> tuple[list[tuple[str, float]], int]:
 
 def _alone(case: Case) -> str:
     """What the real child makes of a case that killed the process it shared."""
-    from reference_db.decoding import DecodingChild
     from reference_db.errors import MediaError
+    from reference_db.media.decoding import DecodingChild
 
     with tempfile.TemporaryDirectory() as folder:
         path, (mode, live) = Path(folder) / f"case.{case[2]}", way_of(case[0])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import av
 
-from reference_db.decoder import MEMORY_BYTES, Answer, Records
+from reference_db.media.decoder import MEMORY_BYTES, Answer, Records
 
 
 def main() -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from reference_db.catalog import Catalog, ReferenceId
 from reference_db.errors import StorageError
+from reference_db.store.catalog import Catalog, ReferenceId
 from tests.chaos.operations import put, state
 from tests.chaos.storage import Tally, place
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from reference_db.catalog import Catalog
 from reference_db.errors import CatalogError
-from reference_db.verification import verify
+from reference_db.store.catalog import Catalog
+from reference_db.store.verification import verify
 from tests.chaos.operations import FILM, GAME, NEWS, State, fingerprint_of, put, state
 from tests.chaos.storage import place
 

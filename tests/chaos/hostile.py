@@ -14,9 +14,9 @@ from http.server import BaseHTTPRequestHandler
 from types import TracebackType
 from typing import Any, Self
 
-from reference_db.addresses import Reach
-from reference_db.gateway import Gateway
-from tests.air import WebServer
+from reference_db.media.addresses import ReachPolicy
+from reference_db.media.http_relay import HttpRelay
+from tests.support.live_stream import WebServer
 
 AT_ONCE = 8  # visits; most wait for a name that nobody knows
 # Ways to write this host.
@@ -169,7 +169,7 @@ def run() -> dict[str, Any]:
 
         with WebServer(answer) as web:
             base = f"http://127.0.0.1:{web.port}"
-            gateway = Gateway(f"{base}/live.m3u8", Reach.of(f"{base}/live.m3u8"))
+            gateway = HttpRelay(f"{base}/live.m3u8", ReachPolicy.of(f"{base}/live.m3u8"))
             with urllib.request.urlopen(gateway.address, timeout=20) as reply:
                 lines = reply.read().decode("utf-8", "replace").splitlines()
             links = [word for line in lines for word in line.split('"') if "://" in word]

@@ -3,7 +3,7 @@
 One unbroken run over a topic of planted channels says what there is to tell. Every trial reads the same topic in a
 group of its own while members are broken at seeded moments and named points; what it told in the end must be the
 same: no alert lost, none with a new id, no final segment changed. Trials with members that are wrong on purpose
-(`tests.dying_match.WRONG`) show that the comparison can fail.
+(`tests.support.killed_match.WRONG`) show that the comparison can fail.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.broker import Broker, wait_for
-from tests.dying_match import AT_WORK, POINTS
-from tests.planted_fleet import (
+from tests.support.broker import Broker, wait_for
+from tests.support.killed_match import AT_WORK, POINTS
+from tests.support.planted_fleet import (
     Difference,
     Fleet,
     House,

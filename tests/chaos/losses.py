@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tests.air import Air
 from tests.chaos.studio import Figures, Studio, sum_of
-from tests.fault_proxy import FaultProxy
-from tests.rtsp_proxy import RtspProxy
-from tests.stream_servers import published, rtmp_server, rtsp_server
-from tests.watching import HASTY, LENGTH_S, Watching, watching, write_air
+from tests.support.fault_proxy import FaultProxy
+from tests.support.live_stream import Air
+from tests.support.rtsp_proxy import RtspProxy
+from tests.support.running_source import HASTY, LENGTH_S, Watching, watching, write_air
+from tests.support.stream_servers import published, rtmp_server, rtsp_server
 
 AIR_S = 600  # of a recording that VLC plays: where it begins anew it hangs up
 PATIENT = replace(HASTY, no_progress_s=8)  # a lost key picture costs a second or two, and no connection

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.air import Air, on_air
-from tests.serving import Serve, until
-from tests.watching import LENGTH_S, write_air
+from tests.support.live_stream import Air, on_air
+from tests.support.running_source import LENGTH_S, write_air
+from tests.support.serve_process import Serve, until
 
 ADDRESS = ("127.9.9.9", 53)  # resolv.conf knows no other port
 OUR_NAMES = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"')

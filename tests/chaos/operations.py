@@ -13,10 +13,10 @@ from typing import Any
 import apsw
 import numpy as np
 
-import reference_db.catalog as catalog_module
-from reference_db.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
+import reference_db.store.catalog as catalog_module
 from reference_db.errors import CatalogError
-from reference_db.verification import repair
+from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
+from reference_db.store.verification import repair
 
 FILM, NEWS, GAME = ReferenceId("film"), ReferenceId("news"), ReferenceId("game")
 N_SECONDS = 10

@@ -19,11 +19,11 @@ from statistics import median
 from typing import Any
 
 from monitor.demo.films import Film
-from tests import media
-from tests.air import Air, on_air
 from tests.chaos.studio import Figures, Studio
-from tests.fault_proxy import FaultProxy
-from tests.serving import Serve, until
+from tests.support import media
+from tests.support.fault_proxy import FaultProxy
+from tests.support.live_stream import Air, on_air
+from tests.support.serve_process import Serve, until
 
 FPS, LENGTH_S = 5, 90
 FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), float(LENGTH_S))

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from reference_db.catalog import Catalog, ReferenceId
 from reference_db.errors import CatalogError, UnknownReference
+from reference_db.store.catalog import Catalog, ReferenceId
 from tests.chaos.operations import State, judge, n_files, put, some_features, some_reference, some_thumbnails, state
 from tests.chaos.storage import Tally, place
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from tests.media import turn_mp4
+from tests.support.media import turn_mp4
 
 SECONDS, FPS, SOUND_RATE = 2, 5, 16_000
 os.environ.setdefault("SVT_LOG", "1")  # errors only; the encoder of AV1 talks much

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from monitor.alerting.outbox import FILE, History
-from monitor.demo.air import Transmitter
+from monitor.demo.broadcast import Transmitter
 from tests.chaos import names
 from tests.chaos.disks import small_disk
-from tests.dying_serve import POINTS
-from tests.lives import PATIENCE_S, House, Life, build_house, told
+from tests.support.killed_serve import POINTS
+from tests.support.serve_runs import PATIENCE_S, House, Life, build_house, told
 
 Figures = dict[str, float]
 Told = list[dict[str, Any]]
@@ -199,7 +199,7 @@ def no_files(house: House, folder: Path) -> Figures:
         one.wait(lambda: one.value("copywatch_frames_processed_total") > 3, "seconds")
         limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), limits[1]))
-        subprocess.run(["pkill", "-KILL", "-P", str(pid), "-f", "reference_db.decoder"], check=True)
+        subprocess.run(["pkill", "-KILL", "-P", str(pid), "-f", "reference_db.media.decoder"], check=True)
         life = one.life
         one.wait(lambda: any("Too many open files" in line for line in list(life.log)), "a complaint")
         time.sleep(3)  # long enough for whoever gives up to give up

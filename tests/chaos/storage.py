@@ -23,8 +23,8 @@ from typing import Any
 
 import apsw
 
-from reference_db.catalog import Catalog, ReferenceId
 from reference_db.errors import CatalogLocked
+from reference_db.store.catalog import Catalog, ReferenceId
 from tests.chaos.operations import Operation, State, Work, create, judge, n_files, put, state
 
 SHARED_MEMORY = Path("/dev/shm")  # a kill does not ask for the disk, and memory is faster

@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.air import Air, WebServer, on_air
 from tests.chaos import clocks, losses, outage, transports
 from tests.chaos.studio import Figures, Studio
-from tests.fault_proxy import FaultProxy
-from tests.watching import HASTY, LENGTH_S, watching
+from tests.support.fault_proxy import FaultProxy
+from tests.support.live_stream import Air, WebServer, on_air
+from tests.support.running_source import HASTY, LENGTH_S, watching
 
 
 def stall(studio: Studio) -> Figures:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import av
 
-from tests import media
-from tests.air import Air, on_air
-from tests.fault_proxy import Fault, FaultProxy
-from tests.watching import FPS, LENGTH_S, Watching, watching, write_air, write_still
+from tests.support import media
+from tests.support.fault_proxy import Fault, FaultProxy
+from tests.support.live_stream import Air, on_air
+from tests.support.running_source import FPS, LENGTH_S, Watching, watching, write_air, write_still
 
 Figures = dict[str, float]
 

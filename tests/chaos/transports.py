@@ -14,9 +14,9 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from tests.air import PACKET, Air, LivePlaylist, WebServer
 from tests.chaos.studio import Figures, Studio, sum_of
-from tests.watching import HASTY, LENGTH_S, watching
+from tests.support.live_stream import PACKET, Air, LivePlaylist, WebServer
+from tests.support.running_source import HASTY, LENGTH_S, watching
 
 
 def answers(code: int, state: str) -> Callable[[Studio], Figures]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests import studio
-from tests.web.calling import call_everything, what_is_there
-from tests.web.serving import Serving, furnish
+from tests.support import recorded_channel
+from tests.support.schema_calls import call_everything, what_is_there
+from tests.support.web_server import Serving, furnish
 
 
 def run(folder: Path, calls_each: int, seed: int) -> dict[str, Any]:
     """Calls every operation so often in each way; a wrong answer, a dead server or an unready one is wrong."""
-    serving = Serving(furnish(studio.build(folder / "studio"), folder / "web"))
+    serving = Serving(furnish(recorded_channel.build(folder / "studio"), folder / "web"))
     try:
         serving.wait_for("the stream ended")
         client = serving.client()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from monitor.cli import main
-from tests.media import write_film
+from tests.support.media import write_film
 
 
 class Grid(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 from monitor.cli import main
 from monitor.demo.films import Film
 from tests.commands.conftest import Ended, Run
-from tests.media import write_clip
+from tests.support.media import write_clip
 
 HARBOUR = Film("harbour", "Harbour", 11, ("hills", "face", "city", "card"), 40.0)
 OTHER = Film("other", "Other", 33, ("pitch", "chart", "bubbles", "map"), 3600.0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.commands.conftest import Ended, Run
-from tests.media import write_film, write_sound
+from tests.support.media import write_film, write_sound
 
 
 def ids(run: Run) -> list[str]:

@@ -18,11 +18,11 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from monitor.demo.media import Media
-from reference_db.catalog import Catalog
 from reference_db.registration import register
-from tests.serving import dies_with_us
-from tests.studio import Studio
-from tests.web.serving import Client, Serving
+from reference_db.store.catalog import Catalog
+from tests.support.recorded_channel import Studio
+from tests.support.serve_process import dies_with_us
+from tests.support.web_server import Client, Serving
 
 PLACES = ("live", "alerts", "references", "licences", "system")
 PATIENCE_MS = 60_000  # a busy machine; what is waited for comes in a few seconds

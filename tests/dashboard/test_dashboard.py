@@ -13,9 +13,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from monitor.demo.media import Media
-from tests import media
 from tests.dashboard.conftest import PATIENCE_MS, PLACES, Demo, Visit
-from tests.web.serving import Client
+from tests.support import media
+from tests.support.web_server import Client
 
 expect.set_options(timeout=PATIENCE_MS)
 

@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 from monitor.web.dashboard import FOLDER, KINDS, POLICY
-from tests.web.serving import Serving
+from tests.support.web_server import Serving
 
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in KINDS)
 PAGES = [path for path in FILES if path.suffix == ".js"]

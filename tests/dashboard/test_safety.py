@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.dashboard.conftest import FORMULA, HOSTILE, PATIENCE_MS, PLACES, Visit
-from tests.web.serving import Serving
+from tests.support.web_server import Serving
 
 expect.set_options(timeout=PATIENCE_MS)
 

@@ -12,7 +12,7 @@ import pytest
 from monitor.alerting.alerts import ENDED, Alert
 from monitor.demo.media import AIRED, Media
 from monitor.demo.run import Verdict, overlap
-from reference_db.catalog import ReferenceId
+from reference_db.store.catalog import ReferenceId
 
 ROOT = Path(__file__).parents[2]
 

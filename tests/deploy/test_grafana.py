@@ -13,7 +13,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from tests.deploy.queries import ROOT, faults, labels_of
+from tests.support.promql_queries import ROOT, faults, labels_of
 
 BOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/copywatch.json").read_text())
 VARIABLES = {one["name"]: one for one in BOARD["templating"]["list"]}

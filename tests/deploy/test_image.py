@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from packaging.utils import canonicalize_name
 
+from monitor.config.settings import load_settings
 from monitor.demo.films import Film
-from monitor.settings import load_settings
-from tests import media
-from tests.deploy.container import Box, Recipe, first_process
-from tests.deploy.libraries import lend, needed
-from tests.deploy.queries import ROOT
-from tests.serving import until
+from tests.support import media
+from tests.support.container import Box, Recipe, first_process
+from tests.support.image_libraries import lend, needed
+from tests.support.promql_queries import ROOT
+from tests.support.serve_process import until
 
 DOCKERFILE = ROOT / "deploy/Dockerfile"
 RECIPE = Recipe(DOCKERFILE)

@@ -18,9 +18,9 @@ import typer
 import yaml
 
 from monitor.cli import app
-from monitor.settings import load_settings
-from tests.deploy.container import Recipe
-from tests.deploy.queries import ROOT
+from monitor.config.settings import load_settings
+from tests.support.container import Recipe
+from tests.support.promql_queries import ROOT
 
 DEPLOY = ROOT / "deploy"
 RECIPE = Recipe(DEPLOY / "Dockerfile")

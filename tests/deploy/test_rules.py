@@ -25,13 +25,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from monitor.demo.films import Film
-from reference_db.catalog import Catalog
-from reference_db.encoder import IMAGENET_MEAN, IMAGENET_STD, PICTURE_SIDE, WEIGHTS, FrameEncoder, load_encoder
+from reference_db.features.encoder import IMAGENET_MEAN, IMAGENET_STD, PICTURE_SIDE, WEIGHTS, FrameEncoder, load_encoder
 from reference_db.registration import register
-from tests import media
-from tests.air import Air, WebServer
-from tests.deploy.queries import ROOT, faults
-from tests.serving import Serve, until
+from reference_db.store.catalog import Catalog
+from tests.support import media
+from tests.support.live_stream import Air, WebServer
+from tests.support.promql_queries import ROOT, faults
+from tests.support.serve_process import Serve, until
 
 RULES = ROOT / "deploy/prometheus/rules.yml"
 FPS, LENGTH_S = 4, 24

@@ -18,21 +18,21 @@ from PIL import Image
 from prometheus_client import CollectorRegistry
 
 from monitor.alerting.alerts import ENDED, Alert
-from monitor.alerting.outbox import Letter, Outbox
-from monitor.checking import Straight
+from monitor.alerting.outbox import Outbox, OutboxEntry
 from monitor.cli import main
-from monitor.compute import Compute, Models, load_models
+from monitor.config.settings import Settings
 from monitor.demo.films import Film
 from monitor.evidence.keeper import EvidenceKeeper
 from monitor.evidence.store import EvidenceStore
 from monitor.ingest.sources import FileSource
-from monitor.metrics import Metrics
-from monitor.pipeline import Library, Watch, run_stream
-from monitor.settings import Settings
-from reference_db.catalog import Catalog
-from reference_db.index import ReferenceIndex
+from monitor.ops.metrics import Metrics
+from monitor.runtime.batcher import Batcher, Models, load_models
+from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor, run_stream
+from monitor.runtime.check import CallbackDelivery
 from reference_db.registration import register
-from tests import media
+from reference_db.search.index import ReferenceIndex
+from reference_db.store.catalog import Catalog
+from tests.support import media
 
 FPS = 4
 FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), 100.0)
@@ -66,13 +66,15 @@ class House:
 def watched(folder: Path, recording: Path, models: Models) -> House:
     settings, metrics = Settings(data_dir=folder), Metrics(CollectorRegistry())
     with Catalog.open(folder) as catalog:
-        library = Library(ReferenceIndex.build(catalog, models.encoder.encoder_id))
+        library = ActiveLibrary(ReferenceIndex.build(catalog, models.encoder.encoder_id))
     keeper = EvidenceKeeper(settings, models.net, metrics, lambda: library.rules)
     told: list[Alert] = []
-    compute = Compute(models, metrics)
-    watch = Watch(library, models, settings, metrics, keeper)
+    compute = Batcher(models, metrics)
+    watch = ChannelMonitor(library, models, settings, metrics, keeper)
     try:
-        asyncio.run(run_stream(FileSource("ch5", recording, metrics), watch, Straight(told.append), compute, metrics))
+        asyncio.run(
+            run_stream(FileSource("ch5", recording, metrics), watch, CallbackDelivery(told.append), compute, metrics)
+        )
         keeper.flush()
     finally:
         compute.close()
@@ -91,7 +93,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     clip = media.write_clip(folder / "air.ts", air, fps=FPS)
     house = watched(folder, clip, models)
     with Outbox.open(folder, ()) as outbox:
-        outbox.write([Letter("ch5", house.alerts)])
+        outbox.write([OutboxEntry("ch5", house.alerts)])
     return house
 
 

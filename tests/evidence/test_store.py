@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from monitor.alerting.outbox import Letter, Outbox
-from monitor.desk.desk import Desk
+from monitor.alerting.outbox import Outbox, OutboxEntry
 from monitor.evidence.store import UNFINISHED, EvidenceStore, too_much
+from monitor.rights.store import RightsStore
 from tests.alerting.test_outbox import life
 
 ALERT, OTHER, THIRD = "a" * 24, "b" * 24, "c" * 24
@@ -32,7 +32,7 @@ def filled(folder: Path, alert_id: str = ALERT, size: int = 1000, age_s: float =
 
 def told(folder: Path, *alert_ids: str) -> None:
     with Outbox.open(folder, ()) as outbox:
-        outbox.write([Letter("ch5", life(alert_id)) for alert_id in alert_ids])
+        outbox.write([OutboxEntry("ch5", life(alert_id)) for alert_id in alert_ids])
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_report_that_was_damaged_is_left_out(tmp_path: Path) -> None:
 def test_the_archive_has_the_hash_of_each_of_its_files_and_names_its_zone(tmp_path: Path) -> None:
     filled(tmp_path)
     told(tmp_path, ALERT)
-    Desk(tmp_path).review(ALERT, "confirmed", "Ann", "seen")
+    RightsStore(tmp_path).review(ALERT, "confirmed", "Ann", "seen")
     content = EvidenceStore(tmp_path).zip(ALERT)
     assert content is not None
     with zipfile.ZipFile(io.BytesIO(content)) as archive:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.air import PACKET, Air, LivePlaylist, WebServer, on_air
-from tests.stream_servers import free_port, published, rtmp_server, rtsp_server
-from tests.watching import LENGTH_S, Watching, watching, write_air
+from tests.support.live_stream import PACKET, Air, LivePlaylist, WebServer, on_air
+from tests.support.running_source import LENGTH_S, Watching, watching, write_air
+from tests.support.stream_servers import free_port, published, rtmp_server, rtsp_server
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from pydantic import ValidationError
 
-from monitor.ingest.live import LiveSource
-from monitor.logs import configure_logging
-from monitor.metrics import Metrics
-from monitor.settings import ChannelSettings, LoggingSettings
-from tests.reference_db.test_addresses import FORMS, SECRET, filled
-from tests.watching import HASTY, WAIT_S, Watching
+from monitor.config.settings import ChannelSettings, LoggingSettings
+from monitor.ingest.live_source import LiveSource
+from monitor.ops.logs import configure_logging
+from monitor.ops.metrics import Metrics
+from tests.reference_db.media.test_addresses import FORMS, SECRET, filled
+from tests.support.running_source import HASTY, WAIT_S, Watching
 
 HOSTS = r"(?<=[/@\\])(10\.0\.0\.5|cam|cdn|host|a\.rtmp\.example\.com|239\.0\.0\.1|\[fe80::1\])(?=[:/?]|$)"
 
@@ -56,7 +56,7 @@ def test_the_secret_is_in_no_log_metric_error_or_process_list(log: io.StringIO) 
     finally:
         for one in watched:
             one.close()
-    assert "reference_db.decoder" in said
+    assert "reference_db.media.decoder" in said
     assert "trying again" in log.getvalue()
     for text in (said, log.getvalue(), generate_latest(metrics.registry).decode(), *refusals, repr(watched)):
         assert SECRET not in text
@@ -68,7 +68,7 @@ def process_list() -> str:
     for place in Path("/proc").glob("[0-9]*"):
         try:
             line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            if "reference_db.decoder" in line:
+            if "reference_db.media.decoder" in line:
                 said += line + (place / "environ").read_bytes().decode(errors="replace")
         except OSError:
             continue

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from monitor.config.settings import KafkaSettings, Settings, load_settings
 from monitor.errors import ConfigError
 from monitor.kafka.broker import connection
-from monitor.settings import KafkaSettings, Settings, load_settings
 
 SECRET = "s3cr3t-of-kafka"
 

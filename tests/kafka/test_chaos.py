@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker import Broker
 from tests.chaos.kafka import Stage, control, kills, zombie_and_broker
-from tests.dying_match import REFUSING
+from tests.support.broker import Broker
+from tests.support.killed_match import REFUSING
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from monitor.config.settings import ChannelSettings
 from monitor.errors import ConfigError
-from monitor.kafka.sharing import refuse_files
-from monitor.settings import ChannelSettings
-from tests.broker import NAMED, Broker, free_ports, session_broker
-from tests.planted_fleet import Fleet, House
-from tests.test_channels import copywatch
+from monitor.kafka.channel_assignment import refuse_files
+from tests.commands.test_channels import copywatch
+from tests.support.broker import NAMED, Broker, free_ports, session_broker
+from tests.support.planted_fleet import Fleet, House
 
 pytest_plugins = ["pytester"]
 

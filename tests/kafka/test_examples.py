@@ -14,12 +14,12 @@ from aiokafka.partitioner import DefaultPartitioner
 from PIL import Image
 
 from monitor.demo.films import Film
-from reference_db.catalog import Catalog
-from reference_db.encoder import load_encoder
+from reference_db.features.encoder import load_encoder
 from reference_db.registration import register
-from tests import media
-from tests.broker import ROOT, Broker, wait_for
-from tests.planted_fleet import Fleet, House, Member
+from reference_db.store.catalog import Catalog
+from tests.support import media
+from tests.support.broker import ROOT, Broker, wait_for
+from tests.support.planted_fleet import Fleet, House, Member
 
 FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), 40.0)
 FPS = 4

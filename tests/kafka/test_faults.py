@@ -11,14 +11,15 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import NewPartitions
 
-from monitor.kafka import matching, partition
+from monitor.kafka import partition
 from monitor.kafka.broker import MAX_REQUEST_BYTES
-from monitor.kafka.channel import Channel
+from monitor.kafka.channel import TopicChannel
 from monitor.kafka.partition import Partition
-from tests.broker import Broker
-from tests.fault_proxy import FaultProxy
-from tests.kafka.fleet import Fleet
-from tests.studio import Studio
+from monitor.roles import kafka_match
+from tests.support.broker import Broker
+from tests.support.fault_proxy import FaultProxy
+from tests.support.kafka_fleet import Fleet
+from tests.support.recorded_channel import Studio
 
 
 @pytest.fixture
@@ -30,21 +31,21 @@ def fleet(broker: Broker, studio: Studio) -> Fleet:
 def partitions(monkeypatch: pytest.MonkeyPatch) -> list[Partition]:
     """Every partition that a member has, as it is made."""
     made: list[Partition] = []
-    new = matching.Member._new
+    new = kafka_match.MatchMember._new
 
-    def kept(self: matching.Member, frames: Any) -> Partition:
+    def kept(self: kafka_match.MatchMember, frames: Any) -> Partition:
         made.append(new(self, frames))
         return made[-1]
 
-    monkeypatch.setattr(matching.Member, "_new", kept)
+    monkeypatch.setattr(kafka_match.MatchMember, "_new", kept)
     return made
 
 
 @pytest.fixture
 def asked_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker, and what it has, so that tests need not wait."""
-    monkeypatch.setattr(matching, "ASK_EVERY_S", 0.2)
-    monkeypatch.setattr(matching, "REFRESH_METADATA_S", 0.5)
+    monkeypatch.setattr(kafka_match, "ASK_EVERY_S", 0.2)
+    monkeypatch.setattr(kafka_match, "REFRESH_METADATA_S", 0.5)
 
 
 @pytest.mark.usefixtures("asked_often")
@@ -120,7 +121,7 @@ async def _lose_count(partition: Partition) -> None:
 def test_a_broker_at_another_address_is_found_by_the_one_that_was_configured(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matching, "GIVE_UP_S", 2.0)
+    monkeypatch.setattr(kafka_match, "GIVE_UP_S", 2.0)
     monkeypatch.setattr(partition, "KEEP_S", 3.0)
     asyncio.run(_moved(fleet))
 
@@ -179,9 +180,9 @@ async def _held_up(fleet: Fleet) -> None:
 def test_a_member_that_is_behind_pauses_its_partition_and_stays_a_member(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, partitions: list[Partition]
 ) -> None:
-    take, pause, n_paused = Channel.take, AIOKafkaConsumer.pause, 0
+    take, pause, n_paused = TopicChannel.take, AIOKafkaConsumer.pause, 0
 
-    async def slow(self: Channel, record: Any) -> Any:
+    async def slow(self: TopicChannel, record: Any) -> Any:
         await asyncio.sleep(0.1)  # of a member that cannot keep up
         return await take(self, record)
 
@@ -190,11 +191,11 @@ def test_a_member_that_is_behind_pauses_its_partition_and_stays_a_member(
         n_paused += 1
         pause(self, *frames)
 
-    monkeypatch.setattr(Channel, "take", slow)
+    monkeypatch.setattr(TopicChannel, "take", slow)
     monkeypatch.setattr(AIOKafkaConsumer, "pause", counted)
     monkeypatch.setattr(partition, "BUFFER_RECORDS", 10)
     monkeypatch.setattr(partition, "ROUND", 5)
-    monkeypatch.setattr(matching, "FETCH_BYTES", 8 << 10)  # some batches of 5 rows
+    monkeypatch.setattr(kafka_match, "FETCH_BYTES", 8 << 10)  # some batches of 5 rows
     asyncio.run(_behind(fleet, partitions))
     assert n_paused > 1  # once is when it was given the partition
 

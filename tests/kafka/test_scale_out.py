@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from monitor.kafka.sharing import put_channel, shared_channels
-from monitor.settings import ChannelSettings, load_settings
-from tests.broker import Broker, free_ports, wait_for
-from tests.kafka.api_proxy import COORDINATION, ApiProxy
-from tests.planted_air import Part
-from tests.planted_fleet import Fleet, House, Member, interleaved, records
+from monitor.config.settings import ChannelSettings, load_settings
+from monitor.kafka.channel_assignment import put_channel, shared_channels
+from tests.support.broker import Broker, free_ports, wait_for
+from tests.support.kafka_proxy import COORDINATION, ApiProxy
+from tests.support.planted_channels import Part
+from tests.support.planted_fleet import Fleet, House, Member, interleaved, records
 
 CHANNELS = [f"ch{n}" for n in range(4)]
 FIRST = [Part(8, noise=1.0), Part(14, "swift", 5, noise=0.2)]  # in the middle of a copy

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.broker import PASSWORD, USER, Broker, wait_for
-from tests.planted_air import Part
-from tests.planted_fleet import Fleet, House, Member, records
+from tests.support.broker import PASSWORD, USER, Broker, wait_for
+from tests.support.planted_channels import Part
+from tests.support.planted_fleet import Fleet, House, Member, records
 
 CANARY = "canary-passw0rd"
 COPY = [Part(6, noise=1.0), Part(20, "swift", 5, noise=0.2), Part(12, noise=1.0)]

@@ -23,7 +23,7 @@ from monitor.matching.mask_step import (
     save_mask_step,
 )
 from monitor.matching.tiles import HALO, TILE_COLUMNS, TILE_ROWS, SimilarityTile
-from reference_db.encoder import load_encoder
+from reference_db.features.encoder import load_encoder
 
 torch.set_num_threads(1)
 
@@ -218,7 +218,7 @@ def test_missing_and_foreign_weights_are_one_sentence(tmp_path: Path) -> None:
 
 def test_the_shipped_weights_are_those_written_down_and_belong_to_the_shipped_encoder() -> None:
     digest = hashlib.sha256(SHIPPED_WEIGHTS.read_bytes()).hexdigest()
-    assert digest in (SHIPPED_WEIGHTS.parent / "WEIGHTS.md").read_text()
+    assert digest in (SHIPPED_WEIGHTS.parent / "README.md").read_text()
     assert load_mask_step().trained_on == load_encoder().encoder_id
 
 

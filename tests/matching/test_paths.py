@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from monitor.matching.paths import MAX_POINTS, AlignmentPath, PathTracker, soft_weight
 from monitor.matching.tiles import NO_STEP, MapRow
-from tests import oracles
+from tests.support import oracles
 
 TAU, SIGMA = 0.3, 0.1
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from monitor.ingest.windows import LiveSecond
+from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching.paths import AlignmentPath
 from monitor.matching.refining import refine
 from monitor.matching.stitching import SegmentView
-from reference_db.catalog import ReferenceId
+from reference_db.store.catalog import ReferenceId
 
 N_SECONDS = 200
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from monitor.matching.paths import AlignmentPath, joined
 from monitor.matching.stitching import MAX_PATHS, PathState, Scoring, SegmentView, Stitcher
-from reference_db.catalog import ReferenceId
+from reference_db.store.catalog import ReferenceId
 
 FILM = ReferenceId("film")
 

@@ -16,22 +16,22 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from monitor.ingest.windows import LiveSecond
+from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching import matcher as matcher_module
 from monitor.matching import tiles as tiles_module
 from monitor.matching.candidates import Candidate
-from monitor.matching.matcher import Matcher, MatcherState, Matching
+from monitor.matching.matcher import Matcher, MatcherState, MatchParameters
 from monitor.matching.paths import AlignmentPath, soft_weight
 from monitor.matching.stitching import MAX_PATHS, MIN_MEMBERS, Scoring, SegmentView, _continues
 from monitor.matching.tiles import HALO
-from monitor.snapshots import pack, unpack
-from reference_db.catalog import FEATURE_SIZE, Reference, ReferenceFeatures, ReferenceId
-from reference_db.index import ReferenceIndex
-from tests import oracles
-from tests.planted_air import BEGAN, quick_maps, quick_tile
+from monitor.runtime.snapshots import pack, unpack
+from reference_db.search.index import ReferenceIndex
+from reference_db.store.catalog import FEATURE_SIZE, Reference, ReferenceFeatures, ReferenceId
+from tests.support import oracles
+from tests.support.planted_channels import BEGAN, quick_maps, quick_tile
 
 EXAMPLES = int(os.environ.get("COPYWATCH_TEST_EXAMPLES", "20"))  # `scripts/chaos.py matching` tries 20,000
-MATCHING = Matching(refines=False, scoring=Scoring(echo_similarity=2.0))
+MATCHING = MatchParameters(refines=False, scoring=Scoring(echo_similarity=2.0))
 WIDTHS = {ReferenceId("a"): 60, ReferenceId("b"): 26}
 FIRST_COLUMN = {ReferenceId("a"): 0, ReferenceId("b"): 60}
 DULL_COLUMN = 13  # of each reference: a black picture

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from monitor.ingest.windows import LiveSecond
+from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching.mask_step import MaskStepNet, TileReader, predict
 from monitor.matching.tiles import GRAIN, HALO, INNER_COLUMNS, NO_STEP, Band, MapRow
-from reference_db.catalog import ReferenceId
+from reference_db.store.catalog import ReferenceId
 
 torch.set_num_threads(1)
 

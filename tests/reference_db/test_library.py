@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference_db.catalog import Catalog, Reference
 from reference_db.errors import (
     CatalogError,
     CatalogLocked,
@@ -25,11 +24,12 @@ from reference_db.errors import (
     ReferenceExists,
     UnknownReference,
 )
-from reference_db.library import References, find_videos, read_export
-from reference_db.references import ReferenceFeatures, packed
-from tests.media import write_film, write_numbered, write_sound
-from tests.reference_db.test_decoding import CENC
+from reference_db.library import ReferenceLibrary, find_videos, read_export
+from reference_db.store.catalog import Catalog, Reference
+from reference_db.store.references import ReferenceFeatures, packed
+from tests.reference_db.media.test_decoding import CENC
 from tests.reference_db.test_registration import patches_encoder
+from tests.support.media import write_film, write_numbered, write_sound
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +49,18 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def library(tmp_path: Path, encoder: Path) -> References:
-    return References(tmp_path / "library", encoder)
+def library(tmp_path: Path, encoder: Path) -> ReferenceLibrary:
+    return ReferenceLibrary(tmp_path / "library", encoder)
 
 
-def ids(library: References) -> list[str]:
+def ids(library: ReferenceLibrary) -> list[str]:
     return [reference.id for reference in library.list().references]
 
 
 # --- add, list, show, rm ---------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_registered_with_all_that_is_below_it(library: References, films: Path) -> None:
+def test_a_folder_is_registered_with_all_that_is_below_it(library: ReferenceLibrary, films: Path) -> None:
     (films / "notes.txt").write_text("not a video")
     begun: list[Path] = []
     steps: list[tuple[int, int | None]] = []
@@ -74,7 +74,7 @@ def test_a_folder_is_registered_with_all_that_is_below_it(library: References, f
     assert find_videos([films]).n_passed_over == 1
 
 
-def test_show_has_the_report_and_rm_is_for_good(library: References, films: Path) -> None:
+def test_show_has_the_report_and_rm_is_for_good(library: ReferenceLibrary, films: Path) -> None:
     list(library.add([films]))
     shown = library.show("one")
     assert shown.reference.n_seconds == shown.report.n_seconds == 6
@@ -86,13 +86,13 @@ def test_show_has_the_report_and_rm_is_for_good(library: References, films: Path
             ask("one")
 
 
-def test_an_id_names_one_video(library: References, films: Path) -> None:
+def test_an_id_names_one_video(library: ReferenceLibrary, films: Path) -> None:
     with pytest.raises(CatalogError, match="one by one"):
         list(library.add([films], id="x"))
     assert not library.data_dir.exists()
 
 
-def test_words_that_cannot_be_kept_are_refused_before_the_work(library: References, films: Path) -> None:
+def test_words_that_cannot_be_kept_are_refused_before_the_work(library: ReferenceLibrary, films: Path) -> None:
     begun: list[tuple[int, int | None]] = []
     (only,) = library.add([films / "one.mp4"], owner="two\nlines", progress=lambda *step: begun.append(step))
     assert only.error is not None
@@ -100,7 +100,7 @@ def test_words_that_cannot_be_kept_are_refused_before_the_work(library: Referenc
     assert begun == []
 
 
-def test_a_name_that_is_no_text_is_registered_and_shown(library: References, films: Path, tmp_path: Path) -> None:
+def test_a_name_that_is_no_text_is_registered_and_shown(library: ReferenceLibrary, films: Path, tmp_path: Path) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/ca\xff\nt.mp4"))
     path.write_bytes((films / "one.mp4").read_bytes())
     (only,) = library.add([path])
@@ -108,12 +108,12 @@ def test_a_name_that_is_no_text_is_registered_and_shown(library: References, fil
     assert only.registration.reference.title == "ca\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}t"
 
 
-def test_a_library_that_is_being_changed_is_refused_before_any_file(library: References, films: Path) -> None:
+def test_a_library_that_is_being_changed_is_refused_before_any_file(library: ReferenceLibrary, films: Path) -> None:
     with Catalog.open(library.data_dir, write=True), pytest.raises(CatalogLocked, match="Another process"):
         list(library.add([films]))
 
 
-def test_a_large_folder_with_some_broken_files(library: References, films: Path, tmp_path: Path) -> None:
+def test_a_large_folder_with_some_broken_files(library: ReferenceLibrary, films: Path, tmp_path: Path) -> None:
     """10,000 files: three videos under many names, and one broken file in every thousand of each kind."""
     folder = tmp_path / "archive"
     folder.mkdir()
@@ -154,7 +154,7 @@ def test_a_large_folder_with_some_broken_files(library: References, films: Path,
     assert ids(library) == ["00000", "00001", "00002"]
 
 
-def test_reindex_makes_the_index_again_and_names_the_damaged(library: References, films: Path) -> None:
+def test_reindex_makes_the_index_again_and_names_the_damaged(library: ReferenceLibrary, films: Path) -> None:
     list(library.add([films]))
     made = library.reindex()
     assert (made.n_references, made.n_seconds, made.damaged) == (2, 11, {})
@@ -171,13 +171,13 @@ def test_reindex_makes_the_index_again_and_names_the_damaged(library: References
 def exported(tmp_path_factory: pytest.TempPathFactory, encoder: Path, films: Path) -> Path:
     """The first film, exported by its owner."""
     home = tmp_path_factory.mktemp("home")
-    library = References(home / "library", encoder)
+    library = ReferenceLibrary(home / "library", encoder)
     list(library.add([films / "one.mp4"], title="Öne", owner="We", tags={"a": "b"}))
     return library.export("one", home)
 
 
 def test_a_reference_moves_by_a_file_without_its_video(
-    library: References, exported: Path, encoder: Path, films: Path
+    library: ReferenceLibrary, exported: Path, encoder: Path, films: Path
 ) -> None:
     done = library.import_(exported)
     assert (done.outcome, done.reference.id, done.reference.title) == ("added", "one", "Öne")
@@ -198,7 +198,7 @@ def test_a_reference_moves_by_a_file_without_its_video(
     assert library.import_(exported).already_there
 
 
-def test_an_export_writes_over_nothing(library: References, films: Path, tmp_path: Path) -> None:
+def test_an_export_writes_over_nothing(library: ReferenceLibrary, films: Path, tmp_path: Path) -> None:
     list(library.add([films / "one.mp4"]))
     (tmp_path / "x.copywatch").write_text("mine")
     with pytest.raises(CatalogError, match="is there already"):
@@ -210,7 +210,7 @@ def test_an_export_writes_over_nothing(library: References, films: Path, tmp_pat
         library.export("nobody", tmp_path)
 
 
-def test_an_imported_id_that_is_taken_may_be_changed(library: References, exported: Path, films: Path) -> None:
+def test_an_imported_id_that_is_taken_may_be_changed(library: ReferenceLibrary, exported: Path, films: Path) -> None:
     list(library.add([films / "more" / "two.mkv"], id="one"))
     with pytest.raises(ReferenceExists, match="--id"):
         library.import_(exported)
@@ -222,7 +222,7 @@ def test_an_imported_id_that_is_taken_may_be_changed(library: References, export
 
 def test_an_export_of_another_encoder_is_refused_with_what_to_do(exported: Path, tmp_path: Path) -> None:
     patches_encoder(tmp_path / "newer.pt", version=0.5)
-    library = References(tmp_path / "library", tmp_path / "newer.pt")
+    library = ReferenceLibrary(tmp_path / "library", tmp_path / "newer.pt")
     with pytest.raises(EncoderMismatch, match="copywatch refs add FILE"):
         library.import_(exported)
     assert library.list().references == ()
@@ -294,7 +294,7 @@ def hostile(reference: Reference, features: ReferenceFeatures) -> dict[str, byte
     }
 
 
-def test_hostile_files_are_refused_and_touch_nothing(library: References, exported: Path, tmp_path: Path) -> None:
+def test_hostile_files_are_refused_and_touch_nothing(library: ReferenceLibrary, exported: Path, tmp_path: Path) -> None:
     reference, features = read_export(exported)
     Catalog.open(library.data_dir, write=True).close()
     before = sorted(tmp_path.rglob("*"))
@@ -311,7 +311,7 @@ def test_hostile_files_are_refused_and_touch_nothing(library: References, export
 
 
 def test_a_folder_that_cannot_be_looked_into_is_told_and_the_rest_goes_on(
-    library: References, films: Path, tmp_path: Path
+    library: ReferenceLibrary, films: Path, tmp_path: Path
 ) -> None:
     """As another user, where we are root: root may look anywhere."""
     folder = tmp_path / "films"
@@ -347,9 +347,9 @@ def test_files_that_may_not_be_read_are_told_one_by_one(encoder: Path, films: Pa
     program = (
         "import os, sys, json\nfrom pathlib import Path\n"
         "sys.path[:0] = json.loads(sys.argv[4])\n"
-        "import reference_db.encoder, reference_db.index, reference_db.registration\n"
-        "from reference_db.library import References\n"
-        "library = References(Path(sys.argv[1]), Path(sys.argv[3]))\n"
+        "import reference_db.features.encoder, reference_db.search.index, reference_db.registration\n"
+        "from reference_db.library import ReferenceLibrary\n"
+        "library = ReferenceLibrary(Path(sys.argv[1]), Path(sys.argv[3]))\n"
         "if os.getuid() == 0: os.setuid(65534)\n"
         "print([str(added.error) for added in library.add([Path(sys.argv[2])])], len(library.list().references))"
     )

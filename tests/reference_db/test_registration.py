@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from reference_db.catalog import FEATURE_SIZE, Catalog, ReferenceId
-from reference_db.encoder import FEATURE_SIZE as ENCODER_FEATURE_SIZE
-from reference_db.encoder import Encoder, load_encoder
 from reference_db.errors import CatalogError, EncoderMismatch, MediaError, ReferenceExists
-from reference_db.frames import decode_file
-from reference_db.index import ReferenceIndex
-from reference_db.registration import Hygiene, hygiene, register, safe_id
-from tests.media import picture, write_clip, write_film, write_sound
+from reference_db.features.encoder import FEATURE_SIZE as ENCODER_FEATURE_SIZE
+from reference_db.features.encoder import Encoder, load_encoder
+from reference_db.media.decoding import decode_file
+from reference_db.registration import QualityReport, hygiene, register, safe_id
+from reference_db.search.index import ReferenceIndex
+from reference_db.store.catalog import FEATURE_SIZE, Catalog, ReferenceId
+from tests.support.media import picture, write_clip, write_film, write_sound
 
 
 class Patches(nn.Module):
@@ -227,7 +227,7 @@ def test_thumbnails_may_be_left_out(tmp_path: Path, encoder: Encoder, film: Path
     assert not any((tmp_path / "thumbnails").iterdir())
 
 
-def reported(path: Path, catalog: Catalog, encoder: Encoder) -> Hygiene:
+def reported(path: Path, catalog: Catalog, encoder: Encoder) -> QualityReport:
     report = register(path, catalog, encoder).report
     assert report is not None
     return report

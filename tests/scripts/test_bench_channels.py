@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from monitor.demo.films import Film
-from tests import media
+from tests.support import media
 
 ROOT = Path(__file__).parents[2]
 FILM = Film("film", "The Film", 77, ("hills", "face", "city"), 12.0)

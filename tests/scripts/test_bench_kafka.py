@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from tests.broker import ROOT, Broker
+from tests.support.broker import ROOT, Broker
 
 
 def test_match_is_measured_beside_its_bare_halves(broker: Broker) -> None:

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from tests.broker import PASSWORD, ROOT, USER, Broker, Record, is_alive, trusting
+from tests.support.broker import PASSWORD, ROOT, USER, Broker, Record, is_alive, trusting
 
 SCRIPT = str(ROOT / "scripts" / "broker")
 

@@ -17,10 +17,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional
 
-from monitor.learning.trials import ROWS
+from evaluation.ablations import ROWS
 from monitor.matching.mask_step import save_mask_step
-from tests import media
-from tests.learning.planted import plain_net
+from tests.support import media
+from tests.support.planted_features import plain_net
 
 torch.set_num_threads(1)
 SIDES = {"width": 160, "height": 96}

@@ -15,9 +15,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from monitor.learning.films import CACHE_FPS, is_held_back, load_films
-from reference_db.encoder import FEATURE_SIZE, load_encoder
-from tests.learning.clips import write_clip
+from reference_db.features.encoder import FEATURE_SIZE, load_encoder
+from tests.support.training_clips import write_clip
+from training.training_videos import CACHE_FPS, is_held_back, load_films
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_encoder.py"
 

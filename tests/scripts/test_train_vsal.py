@@ -14,9 +14,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from monitor.learning.bank import CLEAN, EDITED, FeatureBank, bank_of
 from monitor.matching.mask_step import load_mask_step
-from tests.learning.clips import tiny_encoder, write_clip
+from tests.support.training_clips import tiny_encoder, write_clip
+from training.feature_bank import CLEAN, EDITED, FeatureBank, bank_of
 
 torch.set_num_threads(1)
 

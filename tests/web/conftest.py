@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.studio import Studio
-from tests.web.serving import Client, Serving, furnish
+from tests.support.recorded_channel import Studio
+from tests.support.web_server import Client, Serving, furnish
 
 
 @pytest.fixture(scope="module")

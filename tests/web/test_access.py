@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from monitor.errors import ConfigError
-from monitor.web import auth, channels
-from monitor.web.auth import RANK, SCOPES, check_exposure, is_loopback
-from monitor.web.tokens import FILE, Tokens
-from tests.web.door import Door
+from monitor.web.auth import gatekeeper
+from monitor.web.auth.gatekeeper import RANK, SCOPES, check_exposure, is_loopback
+from monitor.web.auth.tokens import FILE, Tokens
+from monitor.web.routes import channels
+from tests.support.web_only import Door
 
 SAMPLES = {
     "{id}": "0" * 24,
@@ -131,7 +132,7 @@ def test_whoever_lost_a_token_is_out(tmp_path: Path) -> None:
 
 
 def test_ten_thousand_wrong_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auth, "BAD_TOKENS_S", 600.0)  # a busy machine takes more than a minute for so many
+    monkeypatch.setattr(gatekeeper, "BAD_TOKENS_S", 600.0)  # a busy machine takes more than a minute for so many
     good = Tokens(tmp_path).add("one", "read")
     with Door(tmp_path) as door:
         statuses = [status for batch in range(20) for status in _guess(door.port, batch * 500, 500)]

@@ -8,10 +8,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from monitor.alerting.webhooks import Webhooks
-from monitor.settings import ChannelSettings
-from tests.serving import until
-from tests.web.door import Door
+from monitor.alerting.webhooks import WebhookStore
+from monitor.config.settings import ChannelSettings
+from tests.support.serve_process import until
+from tests.support.web_only import Door
 
 
 class Channel:
@@ -26,13 +26,13 @@ class Channel:
             self._states.labels(self._name, one).set(one == state)
 
 
-def told(webhooks: Webhooks, id: str) -> list[dict[str, Any]]:
+def told(webhooks: WebhookStore, id: str) -> list[dict[str, Any]]:
     """What the webhook is owed, the oldest first."""
     return [json.loads(one.body) for one in reversed(webhooks.deliveries(id))]
 
 
 def test_a_channel_that_stays_away_is_told_once_and_so_is_its_return(tmp_path: Path) -> None:
-    webhooks = Webhooks(tmp_path)
+    webhooks = WebhookStore(tmp_path)
     id = webhooks.add("https://192.0.2.7/hook", ["channel.down", "channel.up"]).id
     with Door(tmp_path, channel_down_s=0.0) as door:
         channel = Channel(door)
@@ -60,14 +60,14 @@ def test_who_comes_during_an_outage_is_told_since_when(tmp_path: Path) -> None:
         until(lambda: "ch5" in door.web.outages._since, lambda: "it was not seen")
         since = door.web.outages._since["ch5"]
         until(lambda: time.time() > since + 1, lambda: "time stands still")
-        id = Webhooks(tmp_path).add("https://192.0.2.7/hook").id
-        until(lambda: len(told(Webhooks(tmp_path), id)) == 1, lambda: "it is not told")
-    (down,) = told(Webhooks(tmp_path), id)
+        id = WebhookStore(tmp_path).add("https://192.0.2.7/hook").id
+        until(lambda: len(told(WebhookStore(tmp_path), id)) == 1, lambda: "it is not told")
+    (down,) = told(WebhookStore(tmp_path), id)
     assert datetime.fromisoformat(down["data"]["down_since"]).timestamp() == since
 
 
 def test_one_that_reconnects_in_time_is_no_news(tmp_path: Path) -> None:
-    webhooks = Webhooks(tmp_path)
+    webhooks = WebhookStore(tmp_path)
     id = webhooks.add("https://192.0.2.7/hook").id
     with Door(tmp_path, channel_down_s=3600.0) as door:
         channel, outages = Channel(door), door.web.outages

@@ -11,8 +11,8 @@ import pytest
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from monitor.health import Health
-from monitor.metrics import Metrics
+from monitor.ops.health import Health
+from monitor.ops.metrics import Metrics
 from monitor.web.probes import create_probes
 
 

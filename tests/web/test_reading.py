@@ -11,8 +11,8 @@ import zipfile
 import pytest
 
 from monitor.alerting.alerts import Alert
-from monitor.web.alerts import AlertOut
-from tests.web.serving import Client
+from monitor.web.routes.alerts import AlertOut
+from tests.support.web_server import Client
 
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 

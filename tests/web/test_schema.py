@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import schemathesis
 
-from monitor.web.auth import SCOPES
-from tests.web.calling import call, call_everything, parameters, what_is_there
-from tests.web.serving import Client, Serving
+from monitor.web.auth.gatekeeper import SCOPES
+from tests.support.schema_calls import call, call_everything, parameters, what_is_there
+from tests.support.web_server import Client, Serving
 
 CALLS = 8  # of each operation, in each way
 

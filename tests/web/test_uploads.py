@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from monitor.web import guard, references
-from monitor.web.jobs import RUNNING, Jobs, new_id
-from reference_db.catalog import Catalog
-from reference_db.library import References
-from tests import media
-from tests.studio import Studio
-from tests.web.door import Door
-from tests.web.serving import Client, Reply
+from monitor.web import middleware
+from monitor.web.requests.jobs import RUNNING, Jobs, new_id
+from monitor.web.routes import references
+from reference_db.library import ReferenceLibrary
+from reference_db.store.catalog import Catalog
+from tests.support import media
+from tests.support.recorded_channel import Studio
+from tests.support.web_only import Door
+from tests.support.web_server import Client, Reply
 
 BOUNDARY = "----copywatch"
 POLL_S = 0.2  # between two looks at a job: whoever asks without a pause keeps it from its work
@@ -104,7 +105,7 @@ def test_a_video_becomes_a_reference(door: Door, clip: bytes) -> None:
     assert (job["kind"], job["result"]) == ("register", None)
     nice = set()
     while client.get(f"/jobs/{job['id']}")["state"] in ("waiting", "running"):
-        nice |= set(_priorities("monitor.registering"))
+        nice |= set(_priorities("monitor.roles.registration_child"))
         time.sleep(POLL_S)  # between two questions, as a client asks
     assert 10 in nice  # it gives way to the channels
     done = over(client, job["id"])
@@ -161,7 +162,7 @@ def test_a_form_that_is_wrong_is_refused(door: Door, body: bytes, status: int) -
 
 
 def test_too_long_too_slow_and_broken_off(tmp_path: Path, clip: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "BODY_S", 1.0)
+    monkeypatch.setattr(middleware, "BODY_S", 1.0)
     with Door(tmp_path, max_upload_bytes=100_000) as door:
         assert send(door.client(), form(b"x" * 100_001)).status == 413
         body = form(clip[:50_000])
@@ -224,7 +225,7 @@ def test_an_export_is_imported(door: Door, clip: bytes, tmp_path_factory: pytest
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     video = elsewhere / "home.mp4"
     video.write_bytes(clip)
-    library = References(elsewhere / "library")
+    library = ReferenceLibrary(elsewhere / "library")
     assert [one.error for one in library.add([video], title="At home")] == [None]
     client, content = door.client(), library.exported("home")
     reply = send(client, form(content, "home.copywatch"), "/api/v1/references/import")

@@ -1,0 +1,127 @@
+"""What `copywatch doctor` examines: this machine and the configuration in, findings out.
+
+A fault's text says what to do about it. Nothing is changed, but that the data folder is made if it is not there.
+"""
+
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from monitor.config.settings import ChannelSettings, Settings
+from monitor.errors import MonitorError
+from reference_db.errors import CatalogError
+from reference_db.media.addresses import DEFAULT_PORTS
+
+CONNECT_TIMEOUT_S = 3.0
+NAMED = 5  # how many references a finding names
+LEAST_FREE_BYTES = 1_000_000_000  # a film's features and pictures take some 10 MB an hour
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    found: str
+    ok: bool = True
+    unreachable: bool = False
+
+
+def examine(settings: Settings) -> Iterator[Finding]:
+    """Every finding, cheapest first."""
+    yield _decoder()
+    yield _data_dir(settings.data_dir)
+    yield _web(settings.web.host, settings.web.port)
+    yield from _models(settings)
+    for channel in settings.channels:
+        yield _channel(channel)
+
+
+def _decoder() -> Finding:
+    import apsw
+    import av
+
+    return Finding(
+        "libraries", f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}, SQLite {apsw.sqlite_lib_version()}"
+    )
+
+
+def _data_dir(data_dir: Path) -> Finding:
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=data_dir):
+            free = shutil.disk_usage(data_dir).free
+    except OSError as error:
+        fix = "make it writable or set COPYWATCH_DATA_DIR"
+        return Finding("data folder", f"{data_dir} cannot be written ({error.strerror}); {fix}", ok=False)
+    if free < LEAST_FREE_BYTES:
+        return Finding("data folder", f"{data_dir} has only {free // 1_000_000} MB left; free some", ok=False)
+    return Finding("data folder", f"{data_dir}, {free / 1e9:.0f} GB free")
+
+
+def _web(host: str, port: int) -> Finding:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except OSError as error:
+            fix = "stop what listens there or set web.port"
+            return Finding("web port", f"{host}:{port} cannot be had ({error.strerror}); {fix}", ok=False)
+    return Finding("web port", f"{host}:{port} is free")
+
+
+def _models(settings: Settings) -> Iterator[Finding]:
+    from monitor.runtime.batcher import load_models
+    from reference_db.search.index import ReferenceIndex
+    from reference_db.store.catalog import Catalog
+
+    try:
+        models = load_models(settings)
+    except (MonitorError, CatalogError) as error:
+        yield Finding("models", str(error), ok=False)
+        return
+    picture = np.random.default_rng(0).integers(0, 255, (192, 341, 3), dtype=np.uint8)
+    models.encoder.encode([picture])
+    began = time.perf_counter()
+    models.encoder.encode([picture])
+    yield Finding("models", f"{models.name}, {1000 * (time.perf_counter() - began):.0f} ms a picture")
+    try:
+        with Catalog.open(settings.data_dir) as catalog:
+            index = ReferenceIndex.build(catalog, models.encoder.encoder_id)
+    except CatalogError as error:
+        yield Finding("library", str(error), ok=False)
+        return
+    if index.damaged:
+        names = ", ".join(list(index.damaged)[:NAMED])
+        found = f"{len(index.damaged)} references are damaged and not searched ({names}); run `copywatch refs verify`"
+        yield Finding("library", found, ok=False)
+        return
+    seconds = sum(reference.n_seconds for reference in index.references)
+    yield Finding("library", f"{len(index.references)} references, {seconds / 3600:.1f} h")
+
+
+def _channel(channel: ChannelSettings) -> Finding:
+    what = f"channel {channel.name}"
+    address = urlsplit(channel.url)
+    if address.scheme in ("", "file"):
+        path = Path(channel.url.removeprefix("file://"))
+        if path.is_file():
+            return Finding(what, f"{path} is there")
+        return Finding(what, f"{path} is not there", ok=False, unreachable=True)
+    if address.scheme not in DEFAULT_PORTS:
+        return Finding(what, f"{address.scheme} cannot be tried: datagrams are not answered")
+    place = (address.hostname or "", address.port or DEFAULT_PORTS[address.scheme])
+    try:
+        with socket.create_connection(place, timeout=CONNECT_TIMEOUT_S):
+            return Finding(what, f"{place[0]}:{place[1]} answers")
+    except OSError as error:
+        found = f"{place[0]}:{place[1]} does not answer ({error.strerror or error}); check url and network"
+        return Finding(what, found, ok=False, unreachable=True)

@@ -1,0 +1,459 @@
+"""Settings: one YAML file and the environment in, one frozen Settings out, or a ConfigError that says where.
+
+Every key of the file can be overridden by `COPYWATCH_<KEY>` or `COPYWATCH_<SECTION>__<KEY>`; the environment
+wins. An unknown key is an error wherever it stands, so a misspelt one never silently leaves a default in force.
+Relative paths of the file start at the file's own folder, those of the environment at the working directory.
+"""
+
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_serializer
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from monitor.errors import ConfigError
+from reference_db.media.addresses import SCHEMES, SRT_ADVICE, redact_text, redact_url
+
+ENV_PREFIX = "COPYWATCH_"
+CHANNEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+# Variables that Kubernetes sets in every pod beside a service called "copywatch", and ours that are no settings.
+_NO_SETTINGS = re.compile(r"COPYWATCH_(CONFIG|KAFKA_HOME|TEST_KAFKA|SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
+
+
+def default_data_dir() -> Path:
+    """Where state lives unless told: `copywatch` in the user's data folder."""
+    base = os.environ.get("XDG_DATA_HOME", "")
+    return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "copywatch"
+
+
+def _whole_path(path: Path) -> Path:
+    return Path(os.path.abspath(path.expanduser()))
+
+
+def _openable(url: str) -> str:
+    scheme, mark, _ = url.partition("://")
+    scheme = scheme.lower()
+    if not mark or scheme == "file":
+        return url
+    if scheme == "srt":
+        raise ValueError(SRT_ADVICE)
+    if scheme not in SCHEMES:
+        raise ValueError(f"expected an address that begins with one of {', '.join(s + '://' for s in SCHEMES)}")
+    try:
+        named = urlsplit(url).hostname and urlsplit(url).port != 0
+    except ValueError:
+        named = False
+    if not named and scheme not in ("udp", "rtp"):  # these may listen on any address
+        raise ValueError("expected scheme://host:port/path; a password's own @ : / ? # are written %40 %3A %2F %3F %23")
+    return url
+
+
+def _address(host: str) -> str:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        if host != "localhost":
+            raise ValueError("expected an address such as 127.0.0.1, or 0.0.0.0 for all of this machine's") from None
+    return host
+
+
+WholePath = Annotated[Path, AfterValidator(_whole_path)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+
+def _channel_name(name: str) -> str:
+    if not re.fullmatch(CHANNEL_NAME, name):
+        raise ValueError(
+            "expected letters, digits, dots, dashes and underscores, 64 at most, the first a letter or a digit"
+        )
+    return name
+
+
+class ChannelSettings(_Section):
+    """One broadcast to watch."""
+
+    name: Annotated[str, AfterValidator(_channel_name)] = Field(
+        json_schema_extra={"pattern": f"^{CHANNEL_NAME}$"},
+        description="Unique: letters, digits, dot, dash, underscore. It is the label of metrics and alerts.",
+    )
+    url: Annotated[str, AfterValidator(_openable)] = Field(
+        min_length=1, description="Where it airs: http(s) (TS or HLS), rtmp(s), rtsp(s), udp, rtp, or a file."
+    )
+    mode: Literal["auto", "exact", "economy"] = Field(
+        default="auto",
+        description="`exact` decodes all, `economy` key frames only, `auto` chooses by key-frame distance.",
+    )
+    allow: tuple[str, ...] = Field(
+        default=(),
+        description="Private hosts or networks that its playlists and redirects may lead to, beside its own host.",
+    )
+
+    @field_serializer("url")
+    def _shown(self, url: str) -> str:
+        return redact_url(url)
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        for name, value in super().__repr_args__():
+            yield name, redact_url(value) if name == "url" else value
+
+
+def _unique_names(channels: list[ChannelSettings]) -> list[ChannelSettings]:
+    names = [channel.name for channel in channels]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"expected every channel to have its own name, but {', '.join(twice)} is there twice")
+    return channels
+
+
+class MatchingSettings(_Section):
+    """How alignment paths are found; the letters are the paper's."""
+
+    tau: float = Field(default=0.3, ge=0, le=1, description="Mask value above which a cell may begin a path.")
+    sigma: float = Field(default=0.1, ge=0, le=1, description="Similarity times mask from which a cell joins a path.")
+    gamma: float = Field(default=100.0, ge=0, description="How hard short paths are held down in the score.")
+
+
+class AlertingSettings(_Section):
+    """Which copies are told, and where."""
+
+    threshold: float = Field(default=0.12, ge=0, le=1, description="Score from which a copy is an alert.")
+    update_every_s: float = Field(default=10.0, gt=0, description="Least stream time between two updates of one alert.")
+    output: WholePath | None = Field(
+        default=None, description="File to which every alert is appended, one JSON object a line."
+    )
+    keep_days: float = Field(default=30.0, gt=0, description="Days for which an alert is kept after its end.")
+
+
+class EvidenceSettings(_Section):
+    """What is kept of an alert beside its words."""
+
+    enabled: bool = Field(default=True, description="Keep pictures and similarities of each alert.")
+    quota_bytes: int = Field(
+        default=2_000_000_000, ge=0, description="Bytes that all evidence may take; the oldest goes first."
+    )
+    keep_days: float = Field(
+        default=30.0, gt=0, description="Days for which evidence is kept; what a reviewer confirmed stays longer."
+    )
+
+
+class RegistrationSettings(_Section):
+    """What is kept of a reference."""
+
+    thumbnails: bool = Field(
+        default=True, description="Keep one small picture per reference second, which evidence shows beside the air."
+    )
+
+
+class WebSettings(_Section):
+    """The API, the dashboard, health and metrics over HTTP."""
+
+    host: Annotated[str, AfterValidator(_address)] = Field(
+        default="127.0.0.1",
+        description="Address to listen on; beyond loopback only once `copywatch tokens add` made a token.",
+    )
+    port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    probes_host: str = Field(
+        default="127.0.0.1", description="Address for `web.probes_port`; 0.0.0.0 lets probes and Prometheus in."
+    )
+    probes_port: int | None = Field(
+        default=None, ge=0, le=65535, description="One more port with /livez, /readyz and /metrics alone; 0 a free one."
+    )
+    max_upload_bytes: int = Field(
+        default=8 << 30, ge=1, description="Size of an uploaded video beyond which it is refused."
+    )
+
+
+class WebhookSettings(_Section):
+    """Whom alerts are posted to; the addresses themselves are made by `copywatch webhooks`."""
+
+    allow: tuple[str, ...] = Field(
+        default=(), description="Private hosts or networks that webhooks may be at; public ones always may."
+    )
+    channel_down_s: float = Field(
+        default=30.0, ge=0, description="How long a channel has to be away before webhooks are told `channel.down`."
+    )
+
+
+class LoggingSettings(_Section):
+    """What is written to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="Least level that is written."
+    )
+    format: Literal["auto", "json", "console"] = Field(
+        default="auto", description="`auto` is `console` on a terminal and `json` elsewhere."
+    )
+
+
+class ComputeSettings(_Section):
+    """What the machine may spend."""
+
+    threads: int = Field(default=1, ge=1, le=256, description="Threads that encoding and the network use.")
+
+
+TOPIC = r"^[A-Za-z0-9._-]{1,200}$"
+
+
+class KafkaSettings(_Section):
+    """The broker that `ingest` and `match` meet at; `serve` needs none."""
+
+    bootstrap: str | None = Field(default=None, description="Brokers to begin with, `host:port,host:port`.")
+    frames: str = Field(default="copywatch.frames", pattern=TOPIC, description="Topic of sampled pictures.")
+    alerts: str = Field(default="copywatch.alerts", pattern=TOPIC, description="Topic of alerts.")
+    state: str = Field(default="copywatch.state", pattern=TOPIC, description="Compacted topic of kept state.")
+    channels: str = Field(
+        default="copywatch.channels", pattern=TOPIC, description="Compacted topic of channels that `ingest` shares out."
+    )
+    partitions: int = Field(default=12, ge=1, le=1000, description="Of topics that are made; the most members of use.")
+    group: str = Field(
+        default="copywatch", pattern=TOPIC, description="Consumer group of `match`; other roles add a word to it."
+    )
+    instance: str | None = Field(
+        default=None,
+        pattern=TOPIC,
+        description="Name of this member for life: a restart within the session keeps its partitions.",
+    )
+    session_timeout_s: float = Field(
+        default=30.0, ge=1, description="After so long without a heartbeat a member's channels go to others."
+    )
+    rebalance_timeout_s: float = Field(
+        default=60.0, ge=1, description="How long members have to let go of their channels when these are spread anew."
+    )
+    policy: Literal["catch_up", "live"] = Field(
+        default="catch_up", description="What a `match` that is behind does: read all, or skip to now with a gap."
+    )
+    live_lag_s: float = Field(default=60.0, gt=0, description="How far behind `live` may be before it skips.")
+    follow_alerts: bool = Field(default=False, description="`serve` shows what all `match` members found.")
+    publish_alerts: bool = Field(default=False, description="`serve` writes its own alerts to the topic as well.")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        default="PLAINTEXT", description="Kafka's own word: with or without TLS, with or without SASL."
+    )
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
+        default="PLAIN", description="How user and password are proved."
+    )
+    sasl_username: str | None = Field(default=None, description="User of SASL.")
+    sasl_password: SecretStr | None = Field(default=None, description="Its password.")
+    sasl_password_file: WholePath | None = Field(default=None, description="File that holds the password instead.")
+    ssl_cafile: WholePath | None = Field(
+        default=None, description="Authorities that the broker's certificate is trusted by; the system's when left out."
+    )
+    ssl_certfile: WholePath | None = Field(default=None, description="Certificate of this client, for mutual TLS.")
+    ssl_keyfile: WholePath | None = Field(default=None, description="Its key.")
+
+
+class Settings(BaseSettings):
+    """All of it, checked."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+    )
+
+    data_dir: WholePath = Field(
+        default_factory=default_data_dir, description="Where all state lives: references, features, alerts."
+    )
+    encoder: WholePath | None = Field(
+        default=None, description="TorchScript file of another 512-number encoder; the shipped one when left out."
+    )
+    channels: Annotated[list[ChannelSettings], AfterValidator(_unique_names)] = Field(
+        default_factory=list, description="The broadcasts to watch."
+    )
+    registration: RegistrationSettings = RegistrationSettings()
+    matching: MatchingSettings = MatchingSettings()
+    alerting: AlertingSettings = AlertingSettings()
+    evidence: EvidenceSettings = EvidenceSettings()
+    web: WebSettings = WebSettings()
+    webhooks: WebhookSettings = WebhookSettings()
+    logging: LoggingSettings = LoggingSettings()
+    compute: ComputeSettings = ComputeSettings()
+    kafka: KafkaSettings = KafkaSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return env_settings, init_settings  # the first wins
+
+
+def load_settings(config: Path | None = None, *, data_dir: Path | None = None) -> Settings:
+    """Settings from the file (if any) and the environment; `data_dir` given here wins over both.
+
+    Raises ConfigError with one line for each thing that is wrong: file and line or variable, value, expectation.
+    """
+    _refuse_unknown_variables(os.environ)
+    values, root = _read(config) if config is not None else ({}, None)
+    try:
+        settings = Settings(**values)
+    except SettingsError as error:
+        found = re.search(r'field "(\w+)"', str(error))
+        name = ENV_PREFIX + (found.group(1).upper() if found else "*")
+        raise ConfigError(f"environment variable {name} holds no valid JSON.") from error
+    except ValidationError as error:
+        problems = sorted(error.errors(), key=lambda problem: _line(root, problem["loc"]))
+        raise ConfigError("\n".join(_sentence(problem, config, root) for problem in problems)) from error
+    return settings.model_copy(update={"data_dir": _whole_path(data_dir)}) if data_dir is not None else settings
+
+
+def _read(config: Path) -> tuple[dict[str, Any], yaml.Node | None]:
+    """The file's values, ready for Settings, and the tree of nodes that knows their lines."""
+    try:
+        text = config.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{config}: no such file; name an existing one with --config.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"{config}: cannot be read: {reason}.") from error
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{config}:{line}: not valid YAML: {error.problem}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{config}: not valid YAML: {str(error).splitlines()[0]}.") from error
+    if values is None:
+        return {}, root
+    if not isinstance(values, dict):
+        raise ConfigError(f"{config}:1: expected `key: value` lines at the top, got a {type(values).__name__}.")
+    _refuse_double_keys(config, root)
+    unnamed = next((key for key in values if not isinstance(key, str)), None)
+    if unnamed is not None:
+        raise ConfigError(f"{config}: unknown key {unnamed!r}.")
+    _from_folder(values, config.parent)
+    # A section whose keys are all commented out reads as null and means its defaults.
+    return {key: value for key, value in values.items() if value is not None}, root
+
+
+def _from_folder(values: dict[str, Any], folder: Path) -> None:
+    """Makes the file's relative paths begin at its own folder."""
+    alerting, kafka = values.get("alerting"), values.get("kafka")
+    files = ("sasl_password_file", "ssl_cafile", "ssl_certfile", "ssl_keyfile")
+    paths = [(values, "data_dir"), (values, "encoder"), (alerting, "output"), *((kafka, file) for file in files)]
+    for section, key in paths:
+        if isinstance(section, dict) and isinstance(section.get(key), str):
+            section[key] = str(folder / Path(section[key]).expanduser())
+
+
+def _refuse_double_keys(config: Path, node: yaml.Node | None) -> None:
+    """YAML forbids a key twice in one mapping, PyYAML takes the last one without a word."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_double_keys(config, item)
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise ConfigError(f"{config}:{key.start_mark.line + 1}: {key.value} is set twice; keep one.")
+            seen.add(key.value)
+            _refuse_double_keys(config, value)
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    """pydantic-settings overlooks variables of our prefix that name no setting; a typing error must not pass."""
+    known = [ENV_PREFIX + key.replace(".", "__").upper() for key in _known_keys()]
+    for name in sorted(environment):
+        upper = name.upper()
+        if not upper.startswith(ENV_PREFIX) or _NO_SETTINGS.fullmatch(upper):
+            continue
+        if upper not in known:
+            raise ConfigError(f"environment variable {name} names no setting{_did_you_mean(upper, known)}")
+
+
+def _known_keys() -> list[str]:
+    """Dotted names of all settings and sections, channels' keys apart."""
+    keys = []
+    for name, field in Settings.model_fields.items():
+        keys.append(name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, _Section):
+            keys += [f"{name}.{key}" for key in field.annotation.model_fields]
+    return keys
+
+
+def _did_you_mean(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]}?" if close else "."
+
+
+def _sentence(problem: ErrorDetails, config: Path | None, root: yaml.Node | None) -> str:
+    """One line for one of pydantic's findings: where, what, and what was expected."""
+    where = _variable(problem["loc"]) or f"{config}:{_line(root, problem['loc'])}"
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+    if problem["type"] == "extra_forbidden":
+        return f"{where}: unknown key {key}{_suggestion(problem['loc'])}"
+    if problem["type"] == "missing":
+        return f"{where}: {key} is missing; add it."
+    expected = (
+        problem["msg"]
+        .removeprefix("Value error, ")
+        .replace("Input should be", "expected")
+        .replace("String should", "expected it to")
+    )
+    value = problem["input"]
+    secret = str(problem["loc"][-1]).endswith("password")
+    shown = f" is {redact_text(str(value))!r}" if isinstance(value, str | int | float) and not secret else ""
+    return f"{where}: {key}{shown}: {expected}."
+
+
+def _suggestion(loc: tuple[int | str, ...]) -> str:
+    """ "; did you mean ...?" from the keys of the same section, else from the same word in another section."""
+    word, known = str(loc[-1]), _known_keys()
+    if loc[0] == "channels":
+        siblings = list(ChannelSettings.model_fields)
+    else:
+        prefix = "".join(f"{part}." for part in loc[:-1])
+        siblings = [key.removeprefix(prefix) for key in known if key.startswith(prefix)]
+        siblings = [key for key in siblings if "." not in key]
+    close = difflib.get_close_matches(word, siblings, n=1)
+    elsewhere = [key for key in known if key.rpartition(".")[2] == word]
+    suggestion = next(iter(close + elsewhere), None)
+    if suggestion is None:
+        return f"; known here: {', '.join(siblings)}."
+    return f"; did you mean {suggestion}?"
+
+
+def _variable(loc: tuple[int | str, ...]) -> str | None:
+    """ "environment variable NAME" when the value at this place came from one."""
+    present = {name.upper(): name for name, value in os.environ.items() if value}
+    for length in range(len(loc), 0, -1):
+        name = ENV_PREFIX + "__".join(str(part).upper() for part in loc[:length])
+        if name in present:
+            return f"environment variable {present[name]}"
+    return None
+
+
+def _line(node: yaml.Node | None, loc: tuple[int | str, ...]) -> int:
+    """The file's line of the key at this place, or of the nearest thing around it."""
+    line = node.start_mark.line + 1 if node is not None else 1
+    for part in loc:
+        if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        elif isinstance(node, yaml.MappingNode):
+            pair = next(((key, value) for key, value in node.value if key.value == part), None)
+            if pair is None:
+                break
+            line, node = pair[0].start_mark.line + 1, pair[1]
+        else:
+            break
+    return line

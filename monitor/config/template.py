@@ -1,0 +1,52 @@
+"""`copywatch init`: a configuration to begin with, made of the settings: each with its default and its meaning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from monitor.config.settings import ChannelSettings, Settings
+
+HEAD = """\
+# yaml-language-server: $schema=copywatch.schema.json
+# That line has editors check what you type, once `copywatch config schema > copywatch.schema.json` was run.
+#
+# Below is every setting with its default. Take away the `#` before what you change (and before its section's name),
+# then: copywatch config check --config copywatch.yaml
+# Each can also be set in the environment, as COPYWATCH_<KEY> or COPYWATCH_<SECTION>__<KEY>; that wins.
+"""
+CHANNELS = """\
+# channels:
+#   - name: channel-5
+#     url: http://192.0.2.1:8000/channel-5.m3u8
+"""
+
+
+def first_config() -> str:
+    """The text of the file; as it stands it changes nothing."""
+    return "\n".join([HEAD, *(_part(name, field) for name, field in Settings.model_fields.items())])
+
+
+def _part(name: str, field: FieldInfo) -> str:
+    if name == "channels":
+        more = "".join(f"#     {line}\n" for line in _lines(ChannelSettings, skip=("name", "url")))
+        return f"# {field.description}\n{CHANNELS}{more}"
+    if isinstance(field.default, BaseModel):
+        lines = "".join(f"#   {line}\n" for line in _lines(type(field.default)))
+        return f"# {name}:\n{lines}"
+    return f"# {_line(name, field)}\n"
+
+
+def _lines(section: type[BaseModel], skip: tuple[str, ...] = ()) -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        if name not in skip:
+            yield _line(name, field)
+
+
+def _line(name: str, field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True)
+    plain = default if isinstance(default, bool | int | float | tuple | None) else str(default)
+    return f"{name}: {json.dumps(plain)}  # {field.description}"

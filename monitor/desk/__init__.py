@@ -1,1 +1,0 @@
-"""The desk: what people decide about references and alerts (licences, exclusions, reviews), and how it acts."""

@@ -1,0 +1,75 @@
+"""A registration in a process of its own: one request on stdin, lines of JSON on stdout, then the end.
+
+It runs at a low priority, so that the channels being watched do not wait for a video being registered, and dies with
+the process that started it. `Registrar` in web/jobs.py starts it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from reference_db.errors import CatalogError, CatalogLocked
+from reference_db.library import ReferenceLibrary
+from reference_db.registration import Registration
+
+LOW_PRIORITY = 10  # a nice value
+
+
+def main() -> None:
+    """Answers one request."""
+    lines = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever prints must not print into the answer
+    request = json.load(sys.stdin)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != request["parent"]:
+        return
+    os.nice(LOW_PRIORITY)
+
+    def tell(**values: Any) -> None:
+        lines.write(json.dumps(values) + "\n")
+        lines.flush()
+
+    encoder = Path(request["encoder"]) if request["encoder"] else None
+    library = ReferenceLibrary(Path(request["data_dir"]), encoder, threads=request["threads"])
+    try:
+        if request["kind"] == "import":
+            done = library.import_(Path(request["path"]), id=request["id"])
+        else:
+            done = _registered(library, request, lambda done_s, total_s: tell(done_s=done_s, total_s=total_s))
+    except CatalogLocked:
+        tell(locked=True)
+        return
+    except CatalogError as error:
+        tell(error=str(error), kind=type(error).__name__)
+        return
+    warnings = list(done.report.warnings) if done.report is not None else []
+    tell(result={"reference": done.reference.id, "outcome": done.outcome, "warnings": warnings})
+
+
+def _registered(
+    library: ReferenceLibrary, request: dict[str, Any], progress: Callable[[int, int | None], None]
+) -> Registration:
+    (added,) = library.add(
+        [Path(request["path"])],
+        id=request["id"],
+        title=request["title"],
+        owner=request["owner"],
+        tags=request["tags"],
+        thumbnails=request["thumbnails"],
+        progress=progress,
+    )
+    if added.error is not None:
+        raise added.error
+    assert added.registration is not None
+    return added.registration
+
+
+if __name__ == "__main__":
+    main()

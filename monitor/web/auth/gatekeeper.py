@@ -1,0 +1,216 @@
+"""Who may do what: the scope of every route in one table, and the judgement on one request.
+
+A token has one of three scopes, each with what the one before it may do. Where no token was made, whoever sits at
+this machine may do everything: the peer is loopback, and so is the Host it asks for, since a web page whose name was
+pointed here (DNS rebinding) asks for its own. What changes something must come from our own pages or from no page at
+all.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from starlette.requests import HTTPConnection
+
+from monitor.errors import ConfigError
+from monitor.web.auth.tokens import TOKEN_PREFIX, Scope, Tokens
+from monitor.web.requests.problems import Problem
+
+RANK: dict[Scope, int] = {"read": 0, "write": 1, "admin": 2}
+SCOPES_OF: dict[Scope, list[Scope]] = {
+    "read": ["read"],
+    "write": ["read", "write"],
+    "admin": ["read", "write", "admin"],
+}
+
+# Every route below /api and what it asks for; None is open to all who may connect. A route that is not here is closed.
+SCOPES: dict[tuple[str, str], Scope | None] = {
+    ("GET", "/api/v1/system"): "read",
+    ("GET", "/api/v1/session"): "read",
+    ("POST", "/api/v1/session"): None,
+    ("DELETE", "/api/v1/session"): None,
+    ("GET", "/api/v1/tokens"): "admin",
+    ("GET", "/api/v1/channels"): "read",
+    ("POST", "/api/v1/channels"): "write",
+    ("POST", "/api/v1/channels/test"): "write",
+    ("GET", "/api/v1/channels/{name}"): "read",
+    ("DELETE", "/api/v1/channels/{name}"): "write",
+    ("GET", "/api/v1/channels/{name}/thumbnail"): "read",
+    ("GET", "/api/v1/references"): "read",
+    ("POST", "/api/v1/references"): "write",
+    ("POST", "/api/v1/references/import"): "write",
+    ("GET", "/api/v1/jobs"): "read",
+    ("GET", "/api/v1/jobs/{id}"): "read",
+    ("GET", "/api/v1/references/{id}"): "read",
+    ("DELETE", "/api/v1/references/{id}"): "write",
+    ("GET", "/api/v1/references/{id}/export"): "read",
+    ("GET", "/api/v1/references/{id}/exclusions"): "read",
+    ("POST", "/api/v1/references/{id}/exclusions"): "write",
+    ("DELETE", "/api/v1/references/{id}/exclusions/{n}"): "write",
+    ("GET", "/api/v1/references/{id}/thumbnails/{second}"): "read",
+    ("GET", "/api/v1/alerts"): "read",
+    ("GET", "/api/v1/alerts/{id}"): "read",
+    ("POST", "/api/v1/alerts/review"): "write",
+    ("POST", "/api/v1/alerts/{id}/review"): "write",
+    ("GET", "/api/v1/alerts/{id}/evidence"): "read",
+    ("GET", "/api/v1/alerts/{id}/evidence/{file}"): "read",
+    ("GET", "/api/v1/alerts/{id}/export"): "read",
+    ("GET", "/api/v1/licences"): "read",
+    ("POST", "/api/v1/licences"): "write",
+    ("DELETE", "/api/v1/licences/{id}"): "write",
+    ("GET", "/api/v1/webhooks"): "admin",
+    ("POST", "/api/v1/webhooks"): "admin",
+    ("DELETE", "/api/v1/webhooks/{id}"): "admin",
+    ("POST", "/api/v1/webhooks/{id}/test"): "admin",
+    ("POST", "/api/v1/webhooks/{id}/enable"): "admin",
+    ("POST", "/api/v1/webhooks/{id}/rotate"): "admin",
+    ("GET", "/api/v1/webhooks/{id}/deliveries"): "admin",
+    ("POST", "/api/v1/webhooks/{id}/deliveries/{d}/replay"): "admin",
+    ("GET", "/api/v1/events"): "read",
+}
+
+COOKIE = "copywatch_session"
+CHANGES = frozenset(("POST", "PUT", "PATCH", "DELETE"))
+BAD_TOKENS, BAD_TOKENS_S = 10, 60.0  # different wrong tokens of one peer within so many seconds, then 429
+PEERS = 4096  # of whom wrong tokens are remembered
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks."""
+
+    name: str
+    scope: Scope
+
+    def may(self, scope: Scope) -> bool:
+        return RANK[self.scope] >= RANK[scope]
+
+
+LOCAL = Caller("this machine", "admin")
+
+
+class Gatekeeper:
+    """Judges requests; on the event loop, so nothing here waits."""
+
+    def __init__(self, tokens: Tokens) -> None:
+        self._tokens = tokens
+        self._wrong = _WrongTokens()
+
+    def judge(self, request: HTTPConnection, method: str, path: str) -> Caller | None:
+        """The caller, None where nobody needs to be known; raises Problem. `path` is the route's template."""
+        if (method, path) not in SCOPES:
+            raise Problem(403, "Nobody may use this.")
+        wanted = SCOPES[method, path]
+        if method in CHANGES:
+            _check_origin(request)
+        caller = self._caller(request, method)
+        if wanted is None:
+            return caller
+        if caller is None:
+            raise Problem(
+                401,
+                "A token is needed: `Authorization: Bearer cw_...`; `copywatch tokens add NAME` makes one.",
+                {"WWW-Authenticate": "Bearer"},
+            )
+        if not caller.may(wanted):
+            raise Problem(403, f"This needs a token with the scope {wanted}; {caller.name} has {caller.scope}.")
+        return caller
+
+    def caller_of(self, token: str, peer: str) -> Caller:
+        """Who this token is; raises Problem 401, or 429 after too many wrong ones."""
+        known = self._tokens.find(token)
+        if known is not None:
+            return Caller(known.name, known.scope)
+        wait_s = self._wrong.count(peer, token)
+        if wait_s > 0:
+            raise Problem(429, "Too many wrong tokens came from there.", {"Retry-After": str(math.ceil(wait_s))})
+        raise Problem(401, "This token is not known here.", {"WWW-Authenticate": "Bearer"})
+
+    def _caller(self, request: HTTPConnection, method: str) -> Caller | None:
+        peer = request.client.host if request.client else ""
+        if not self._tokens.any():
+            if is_loopback(peer) and is_loopback(_host(request)):
+                return LOCAL
+            raise Problem(
+                403,
+                "Without a token only this machine is served, by a loopback name; `copywatch tokens add` makes one.",
+            )
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return self.caller_of(token.strip(), peer)
+        if cookie := request.cookies.get(COOKIE):
+            if method in CHANGES and request.headers.get("x-copywatch") != "1":
+                raise Problem(403, "A change by the session's cookie needs the header `X-Copywatch: 1`.")
+            try:
+                return self.caller_of(cookie, peer)
+            except Problem:
+                if method == "POST":
+                    return None  # an old cookie does not keep anybody from logging in
+                raise
+        return None
+
+
+def check_exposure(host: str, tokens: Tokens) -> None:
+    """Raises ConfigError where others could reach an address that nobody needs a token for."""
+    if not is_loopback(host) and not tokens.any():
+        raise ConfigError(
+            f"web.host {host} can be reached by others and there is no token; "
+            "run `copywatch tokens add NAME --scope admin` first, or set web.host to 127.0.0.1."
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a peer or a Host is this machine, by number or as `localhost`."""
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
+    mapped = number.ipv4_mapped if isinstance(number, ipaddress.IPv6Address) else None
+    return (mapped or number).is_loopback
+
+
+def _host(request: HTTPConnection) -> str:
+    """The host that was asked for, without its port; empty where it makes no sense."""
+    hosts = request.headers.getlist("host")
+    try:
+        return (urlsplit(f"//{hosts[0]}").hostname or "") if len(hosts) == 1 else ""
+    except ValueError:
+        return ""
+
+
+def _check_origin(request: HTTPConnection) -> None:
+    """Refuses a change that another site's page asks for. Programs that are no browsers send neither header."""
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+    host = request.headers.get("host", "")
+    is_own = origin is None or origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
+    by_cookie = COOKIE in request.cookies and "authorization" not in request.headers
+    if not is_own or (site is not None and site not in ("same-origin", "none")) or (by_cookie and origin is None):
+        raise Problem(403, "A change must come from this server's own pages; another site asked for it.")
+
+
+class _WrongTokens:
+    """Counts different wrong tokens by peer. The same one again and again is a page left open, not an attack."""
+
+    def __init__(self) -> None:
+        self._seen: OrderedDict[str, dict[int, float]] = OrderedDict()
+
+    def count(self, peer: str, token: str) -> float:
+        """How long the peer has to wait; 0 while it has guessed little."""
+        now = time.monotonic()
+        seen = self._seen.pop(peer, {})
+        seen = {mark: at for mark, at in seen.items() if now - at < BAD_TOKENS_S}
+        mark = hash(token[: 2 * len(TOKEN_PREFIX) + 128])
+        self._seen[peer] = seen  # the newest is last
+        while len(self._seen) > PEERS:
+            self._seen.popitem(last=False)
+        if mark in seen:
+            return 0.0
+        if len(seen) >= BAD_TOKENS:
+            return BAD_TOKENS_S - (now - min(seen.values()))
+        seen[mark] = now
+        return 0.0

@@ -1,0 +1,270 @@
+"""Pictures in, feature rows out: 512 numbers of unit length that survive what copiers do to a picture.
+
+The frame encoder is EfficientNet-Lite0 with its batch norms folded away, GeM pooling and one linear layer. The whole
+picture is squeezed to a square, so nothing at its borders is lost. Pictures go through it one by one, so a row depends
+on its picture alone, never on its company, and live and reference features agree bit by bit on one engine
+(`engines.py`) and within 1e-3 between them. The sequence encoder reads such rows, each with the ones just before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+from torch import Tensor, nn
+
+from reference_db.errors import CatalogError
+from reference_db.features.borders import RULES as BORDERS
+from reference_db.features.borders import without_borders
+from reference_db.features.engines import Arrays, Engine, fastest
+from reference_db.media.frames import PICTURE_SHORT_SIDE
+
+FEATURE_SIZE = 512
+PICTURE_SIDE = 160  # as in training; 192 costs three tenths more and finds no more copies
+POOLED_SIZE = 1280
+SAMPLER = "one picture per second, the first at or after the half, 1"  # as frames.OneFps picks; belongs to the id
+BLANK = torch.zeros(1, PICTURE_SIDE, PICTURE_SIDE, 3, dtype=torch.uint8)  # a picture's shape
+WEIGHTS = Path(__file__).parent / "weights" / "frame_encoder.safetensors"
+
+LOOK_BACK_S = 15  # seconds before its own that a sequence feature may depend on
+N_HEADS, HIDDEN = 8, 1024
+
+# What a TorchScript encoder of others expects: RGB from 0 to 1, less ImageNet's mean, over its spread.
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+STAGES = (  # expansion, channels, blocks, stride, kernel
+    (1, 16, 1, 1, 3),
+    (6, 24, 2, 2, 3),
+    (6, 40, 2, 2, 5),
+    (6, 80, 3, 2, 3),
+    (6, 112, 3, 1, 5),
+    (6, 192, 4, 2, 5),
+    (6, 320, 1, 1, 3),
+)
+
+
+class SameConv(nn.Conv2d):
+    """A convolution padded as TensorFlow pads even sides, which the ImageNet weights expect: less on the left."""
+
+    def __init__(self, n_in: int, n_out: int, kernel: int = 1, stride: int = 1, groups: int = 1) -> None:
+        padding = kernel // 2 if stride == 1 else 0
+        super().__init__(n_in, n_out, kernel, stride, padding, groups=groups)
+        spare = kernel - stride if stride > 1 else 0
+        self.spare = (spare // 2, spare - spare // 2) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, self.spare) if self.spare[1] else x)
+
+
+class Block(nn.Module):
+    """Widen, filter each channel, narrow; added to its input where the shapes allow."""
+
+    def __init__(self, n_in: int, n_out: int, expansion: int, kernel: int, stride: int) -> None:
+        super().__init__()
+        wide = n_in * expansion
+        self.expand = SameConv(n_in, wide) if expansion > 1 else None
+        self.depthwise = SameConv(wide, wide, kernel, stride, groups=wide)
+        self.narrow = SameConv(wide, n_out)
+        self.skips = stride == 1 and n_in == n_out
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if self.expand is None else F.relu6(self.expand(x))
+        out: Tensor = self.narrow(F.relu6(self.depthwise(y)))
+        return x + out if self.skips else out
+
+
+class FrameEncoder(nn.Module):
+    """Pictures [n, 3, side, side] as `prepare` makes them -> unit rows [n, 512]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = SameConv(3, 32, 3, 2)
+        blocks: list[Block] = []
+        n_in = 32
+        for expansion, channels, n_blocks, stride, kernel in STAGES:
+            for i in range(n_blocks):
+                blocks.append(Block(n_in, channels, expansion, kernel, stride if i == 0 else 1))
+                n_in = channels
+        self.blocks = nn.ModuleList(blocks)
+        self.head = SameConv(n_in, POOLED_SIZE)
+        self.power = nn.Parameter(torch.tensor(3.0))
+        self.project = nn.Linear(POOLED_SIZE, FEATURE_SIZE)
+
+    def pooled(self, x: Tensor, n_frozen: int = 0) -> Tensor:
+        """GeM-pooled activations [n, 1280]; the stem and the first n_frozen blocks get no gradient."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and n_frozen == 0):
+            x = F.relu6(self.stem(x))
+            for block in self.blocks[:n_frozen]:
+                x = block(x)
+        for block in self.blocks[n_frozen:]:
+            x = block(x)
+        x = F.relu6(self.head(x)).flatten(2).clamp(min=1e-6)
+        return x.pow(self.power).mean(-1).pow(1 / self.power)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.normalize(self.project(self.pooled(x)), dim=-1)
+
+
+class OnSquares(nn.Module):
+    """The frame encoder on pictures as they are: uint8 [n, side, side, 3] -> unit rows [n, 512]."""
+
+    def __init__(self, network: FrameEncoder) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, squares: Tensor) -> tuple[Tensor]:
+        return (self.network(prepare(squares)),)
+
+
+def prepare(squares: Tensor) -> Tensor:
+    """Pictures uint8 [n, side, side, 3] -> what the network reads: float [n, 3, side, side], about -1 to 1."""
+    return (squares.permute(0, 3, 1, 2).float() - 127.0) / 128.0  # permuted NHWC is channels_last already
+
+
+class SequenceEncoder(nn.Module):
+    """Unit rows [..., n, 512], one per second -> unit rows that also know the 15 seconds before their own.
+
+    One transformer layer without positions. A row attends to itself and its LOOK_BACK_S predecessors only, so where
+    reading began does not matter once they are known. A zero row is a hole: nothing attends to it, and it stays zero.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.Linear(FEATURE_SIZE, 3 * FEATURE_SIZE)  # query, key, value
+        self.gather = nn.Linear(FEATURE_SIZE, FEATURE_SIZE)
+        self.widen = nn.Linear(FEATURE_SIZE, HIDDEN)
+        self.narrow = nn.Linear(HIDDEN, FEATURE_SIZE)
+        self.norm_attended = nn.LayerNorm(FEATURE_SIZE)
+        self.norm_out = nn.LayerNorm(FEATURE_SIZE)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        shown = rows.detach().abs().amax(-1) > 0
+        x = F.normalize(rows, dim=-1)
+        x = self.norm_attended(x + self.gather(self._attended(x, shown)))
+        x = self.norm_out(x + self.narrow(F.relu(self.widen(x))))
+        return F.normalize(x, dim=-1) * shown[..., None]
+
+    def encode(self, rows: Tensor, context: Tensor) -> Tensor:
+        """Sequence rows of the newest frame rows [n, 512], given the up to 15 rows before them: as if all were read."""
+        return cast(Tensor, self(torch.cat([context[-LOOK_BACK_S:], rows])))[-len(rows) :]
+
+    def _attended(self, x: Tensor, shown: Tensor) -> Tensor:
+        query, key, value = self.attend(x).chunk(3, -1)
+        split = (*x.shape[:-1], N_HEADS, FEATURE_SIZE // N_HEADS)
+        # Windows [..., n, heads, size, 16]: the row itself comes last.
+        keys = F.pad(key.view(split), (0, 0, 0, 0, LOOK_BACK_S, 0)).unfold(-3, LOOK_BACK_S + 1, 1)
+        values = F.pad(value.view(split), (0, 0, 0, 0, LOOK_BACK_S, 0)).unfold(-3, LOOK_BACK_S + 1, 1)
+        seen = F.pad(shown, (LOOK_BACK_S, 0)).unfold(-1, LOOK_BACK_S + 1, 1)[..., None, :]
+        logits = torch.einsum("...d,...dk->...k", query.view(split), keys) / split[-1] ** 0.5
+        # A hole's own window may be all unseen; a huge negative number keeps the softmax finite there.
+        weights = logits.masked_fill(~seen, -1e9).softmax(-1)
+        return torch.einsum("...k,...dk->...d", weights, values).flatten(-2)
+
+
+class Encoder:
+    """Turns pictures into feature rows and carries the id under which rows may be compared."""
+
+    def __init__(self, engine: Engine, encoder_id: str) -> None:
+        self.encoder_id = encoder_id
+        self._engine = engine  # each uint8 [1, side, side, 3] -> [1, 512]
+
+    def encode(self, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        """Unit rows [n, 512] of RGB pictures [h, w, 3] of any size, each as if it came alone."""
+        rows = self._engine([(squeeze(without_borders(picture))[None],) for picture in pictures])
+        return np.concatenate([np.empty((0, FEATURE_SIZE), np.float32), *(row for (row,) in rows)])
+
+
+def squeeze(picture: NDArray[np.uint8], side: int = PICTURE_SIDE) -> NDArray[np.uint8]:
+    """The whole picture as a square [side, side, 3]."""
+    if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+        raise ValueError(f"picture must be uint8 [h, w, 3], got {picture.dtype} {picture.shape}")
+    return np.array(Image.fromarray(picture).resize((side, side), Image.Resampling.BILINEAR), np.uint8)
+
+
+def load_encoder(path: Path | None = None, *, threads: int = 1) -> Encoder:
+    """The shipped encoder, or the one in the file: .safetensors of scripts/train_encoder.py, or any TorchScript (.pt).
+
+    A .sha256 file beside .safetensors is compared. Sets the number of threads that torch uses in this process. Raises
+    CatalogError when the file is missing, damaged or gives anything but 512 numbers.
+    """
+    torch.set_num_threads(threads)
+    source = WEIGHTS if path is None else path
+    try:
+        content = source.read_bytes()
+    except OSError as error:
+        raise CatalogError(f"cannot read the encoder {source}: {error.strerror}") from error
+    if source.suffix == ".safetensors":
+        return _load_own(source, content, must_check=path is None, threads=threads)
+    return _load_script(source, content)
+
+
+def _load_own(source: Path, content: bytes, must_check: bool, threads: int) -> Encoder:
+    digest = hashlib.sha256(content).hexdigest()
+    if (must_check or source.with_suffix(".sha256").exists()) and digest != written_sha256(source):
+        raise CatalogError(f"{source.name} is damaged: its SHA-256 is {digest[:12]}..., not the one written beside it")
+    network = FrameEncoder()
+    try:
+        network.load_state_dict({name: tensor.float() for name, tensor in load_safetensors(content).items()})
+    except (SafetensorError, RuntimeError) as error:
+        raise CatalogError(f"{source} holds no frame encoder: {str(error).splitlines()[0]}") from error
+    return Encoder(fastest(OnSquares(network), (BLANK,), threads=threads), f"lite0-{_id_hash(digest)}")
+
+
+def _load_script(source: Path, content: bytes) -> Encoder:
+    mean, std = torch.tensor(IMAGENET_MEAN).view(3, 1, 1), torch.tensor(IMAGENET_STD).view(3, 1, 1)
+    try:
+        script = torch.jit.load(str(source), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+
+        def run(squares: Sequence[Arrays]) -> list[Arrays]:
+            with torch.inference_mode():
+                pixels = (torch.from_numpy(square).permute(0, 3, 1, 2).float() / 255 for (square,) in squares)
+                return [(F.normalize(cast(Tensor, script((x - mean) / std)), dim=-1).numpy(),) for x in pixels]
+
+        ((row,),) = run([(BLANK.numpy(),)])
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise CatalogError(f"{source} is no TorchScript encoder of pictures: {reason}") from error
+    if row.shape != (1, FEATURE_SIZE):
+        raise CatalogError(f"{source} gives {row.shape} for one picture; an encoder must give (1, {FEATURE_SIZE})")
+    return Encoder(run, f"script-{_id_hash(hashlib.sha256(content).hexdigest())}")
+
+
+def written_sha256(source: Path) -> str:
+    """The SHA-256 written beside the weights, in the format of sha256sum."""
+    beside = source.with_suffix(".sha256")
+    try:
+        return beside.read_text().split()[0]
+    except (OSError, IndexError) as error:
+        raise CatalogError(f"{beside.name} is missing or empty beside {source.name}; install it again") from error
+
+
+def _id_hash(weights_sha256: str) -> str:
+    rules = (
+        f"{weights_sha256} {PICTURE_SIDE} {PICTURE_SHORT_SIDE} {FEATURE_SIZE} bilinear, borders {BORDERS}, {SAMPLER}"
+    )
+    return hashlib.sha256(rules.encode()).hexdigest()[:12]
+
+
+# A picture carries information where it changes both ways at once; bars and fades do not, whatever their contrast.
+DETAIL_SIDE = 64  # cells of a side on which detail is counted; small enough to even out noise
+DETAIL_LEVELS = 3  # grey levels by which neighbours differ
+DETAIL_SHARE = 0.02  # of cells with detail, at least; in films it is 0.3, on empty slates and black with a logo below
+
+
+def is_informative(picture: NDArray[np.uint8]) -> bool:
+    """Whether the picture shows enough to be recognised: not black, flat, a plain fade or colour bars."""
+    small = Image.fromarray(picture).resize((DETAIL_SIDE, DETAIL_SIDE), Image.Resampling.BOX)
+    cells = np.asarray(small, np.int16)
+    across = np.abs(cells[:-1, 1:] - cells[:-1, :-1]) > DETAIL_LEVELS
+    down = np.abs(cells[1:, :-1] - cells[:-1, :-1]) > DETAIL_LEVELS
+    detailed = (across[..., 0] | across[..., 1] | across[..., 2]) & (down[..., 0] | down[..., 1] | down[..., 2])
+    return bool(detailed.mean() >= DETAIL_SHARE)

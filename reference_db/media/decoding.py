@@ -1,0 +1,233 @@
+"""Decoding in a child process that can be killed: a URL or file in, `Frame`s out.
+
+FFmpeg cannot be interrupted and a malformed file may crash it, so every source is decoded by its own
+`python -m reference_db.media.decoder`. It gets its request as JSON on stdin (a URL with a password appears in no
+process list), answers with records on stdout, and imports neither torch nor anything of the monitor. `DecodingChild`
+is the parent's end of the pipe.
+
+A record is a kind (1 byte), a length (4 bytes) and a body: I = VideoInfo as JSON, P = a picture, H = the last picture
+held for another second, K = the time of a key picture, W = a warning, E = the error that ended it as JSON, Z = the end.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference_db.errors import MediaError
+from reference_db.media.addresses import shown
+from reference_db.media.frames import Frame, Mode, VideoInfo
+from reference_db.media.sampling import KEY, PICTURE, RECORD
+
+logger = logging.getLogger(__name__)
+
+NO_PROGRESS_S = 30.0  # without a picture for so long, a child is given up
+OPENING_S = 30.0  # more than FFmpeg's own, for a machine that is busy
+PIPE_BYTES = 1 << 20  # the most an ordinary user may ask for: five pictures of decoding ahead
+STDERR_BYTES = 4096  # of the child's last words
+HELD_MESSAGES = 16  # different warnings of one child that are told
+
+# All that a decoder needs of our environment; tokens and passwords stay here.
+CHILD_ENVIRONMENT = (
+    *("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ"),
+    *("http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+)
+
+
+class DecodingChild:
+    """A decoder in a process of its own; iterate `frames()` in one thread, `kill()` it from any.
+
+    A file's time begins at its first picture; with `live`, times are the stream's own, as they come. The child dies
+    with the thread that made it (PR_SET_PDEATHSIG), so make it in one that lives as long.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        live: bool = False,
+        mode: Mode = "exact",
+        allow: Sequence[str] = (),
+        opening_s: float = OPENING_S,
+        no_progress_s: float = NO_PROGRESS_S,
+    ) -> None:
+        self.name = shown(url)
+        self.failure: str | None = None  # what kind of error ended it: missing, denied, stalled, crashed, ...
+        self.no_progress_s = no_progress_s  # may be changed while it runs
+        self.key_times_s: deque[float] = deque(maxlen=32)  # of the newest key pictures, live only
+        self.n_damaged = 0  # pictures that came out damaged, live only
+        self._opening_s = opening_s
+        self._warned: set[str] = set()
+        self._killed = False
+        self._info: VideoInfo | None = None
+        self._stderr = bytearray()
+        self._unread = bytearray()
+        environment = {name: os.environ[name] for name in CHILD_ENVIRONMENT if name in os.environ}
+        environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OPENBLAS_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "reference_db.media.decoder"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            process_group=0,  # Ctrl-C is for us; we end the child ourselves
+        )
+        assert self._process.stdin
+        assert self._process.stdout
+        assert self._process.stderr
+        self._out, self._err = self._process.stdout.fileno(), self._process.stderr.fileno()
+        fcntl.fcntl(self._out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._poll = select.poll()
+        self._poll.register(self._out, select.POLLIN)
+        self._poll.register(self._err, select.POLLIN)
+        request = {"url": url, "live": live, "mode": mode, "allow": list(allow), "parent": os.getpid()}
+        request["no_video_s"] = 0.8 * no_progress_s  # so that the child, which knows why, speaks first
+        try:
+            self._process.stdin.write(json.dumps(request).encode())
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # it died at once; reading its answer tells why
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def info(self) -> VideoInfo:
+        """What the video says of itself; waits until it is open. A live one's size may be 0 before a picture came."""
+        if self._info is None:
+            self._read_record(b"I", self._opening_s)
+        assert self._info is not None
+        return self._info
+
+    def frames(self) -> Iterator[Frame]:
+        """The frames until the video ends or `kill` is called; raises MediaError."""
+        try:
+            self.info()
+        except _Killed:
+            return
+        picture: NDArray[np.uint8] | None = None
+        while True:
+            try:
+                kind, body = self._read_record(b"PHZ", self.no_progress_s)
+            except _Killed:
+                return
+            if kind == b"Z":
+                return
+            second, pts_s, age_s, height, width = PICTURE.unpack_from(body)
+            if kind == b"P":
+                picture = np.frombuffer(body, np.uint8, offset=PICTURE.size).reshape(height, width, 3)
+            assert picture is not None
+            yield Frame(second, pts_s, picture, kind == b"H", age_s)
+
+    def kill(self) -> None:
+        """Ends the child at once, whatever it is doing; a reader in another thread then sees the end."""
+        self._killed = True
+        self._process.kill()
+
+    def close(self) -> None:
+        """Ends the child and lets go of its pipes."""
+        self.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            assert pipe
+            pipe.close()
+
+    def _read_record(self, kinds: bytes, patience_s: float) -> tuple[bytes, bytes]:
+        deadline = time.monotonic() + patience_s
+        while True:
+            kind, length = RECORD.unpack(self._read(RECORD.size, deadline, patience_s))
+            body = self._read(length, deadline, patience_s)
+            if kind == b"K":  # no progress by itself: it may be a key picture that cannot be decoded
+                key_s, self.n_damaged = KEY.unpack(body)
+                self.key_times_s.append(key_s)
+            elif kind == b"W":
+                self._warn(body.decode())
+            elif kind == b"I":
+                self._info = VideoInfo(**json.loads(body))
+                if kind in kinds:
+                    return kind, body
+            elif kind == b"E":
+                raise self._failed(**json.loads(body))
+            elif kind in kinds:
+                return kind, body
+            else:
+                raise self._failed("crashed", f"The decoder of {self.name} answered out of turn.")
+
+    def _warn(self, sentence: str) -> None:
+        if sentence not in self._warned and len(self._warned) < HELD_MESSAGES:
+            self._warned.add(sentence)
+            logger.warning("%s: %s", self.name, sentence)
+
+    def _read(self, n_bytes: int, deadline: float, patience_s: float) -> bytes:
+        while len(self._unread) < n_bytes:
+            ready = {fd for fd, _ in self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
+            if not ready:
+                self._process.kill()
+                raise self._failed("stalled", f"{self.name} gave no picture for {patience_s:g} s.")
+            if self._err in ready:
+                words = os.read(self._err, STDERR_BYTES)
+                self._stderr = (self._stderr + words)[-STDERR_BYTES:]
+                if not words:
+                    self._poll.unregister(self._err)
+            if self._out in ready:
+                part = os.read(self._out, PIPE_BYTES)
+                if not part:
+                    raise self._ended()
+                self._unread += part
+        with memoryview(self._unread) as unread:
+            taken = bytes(unread[:n_bytes])
+        del self._unread[:n_bytes]
+        return taken
+
+    def _ended(self) -> Exception:
+        if self._killed:
+            return _Killed()
+        code = self._process.wait()
+        reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        if self._stderr:
+            logger.debug("last words of the decoder of %s: %s", self.name, self._stderr.decode(errors="replace"))
+        return self._failed("crashed", f"The decoder of {self.name} died ({reason}); the video may be damaged.")
+
+    def _failed(self, kind: str, message: str) -> MediaError:
+        self.failure = kind
+        return MediaError(message)
+
+
+class _Killed(Exception):
+    """The end, because `kill` was called."""
+
+
+def decode_file(path: Path, *, mode: Mode = "exact") -> Iterator[Frame]:
+    """The frames of a video file; time is presentation time minus the first picture's.
+
+    Decoding runs in a child process, ahead of the reader by what fits in the pipe. Raises MediaError.
+    """
+    with DecodingChild(str(path), mode=mode) as child:
+        yield from child.frames()
+
+
+def probe(path: Path) -> VideoInfo:
+    """What the file says of its video; raises MediaError where there is none."""
+    with DecodingChild(str(path)) as child:
+        return child.info()

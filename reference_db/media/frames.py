@@ -1,0 +1,126 @@
+"""Frames: one small picture per whole second of a video, chosen by presentation time alone.
+
+In goes a video file, out come `Frame`s in rising order of their second. Which picture shows a second depends on
+the time stamps of the pictures around it and on nothing else, so both sides of a comparison - the registered file
+and the broadcast - are sampled alike, wherever reading began.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+
+if TYPE_CHECKING:  # the decoding child samples by what is here and starts faster without numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+PICTURE_SHORT_SIDE = 192  # pixels; what the encoder sees, so nothing larger leaves the decoder
+JUMP_BACK_S = 10  # a step back within it is a late picture; a longer one is a clock that was set anew
+MAX_HOLD_S = 10  # a key picture older than this no longer shows what is on air
+
+Mode = Literal["exact", "economy", "auto"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame:
+    """The picture that shows one second."""
+
+    second: int
+    pts_s: float  # presentation time of the picture itself
+    picture: NDArray[np.uint8]  # [height, width, 3] RGB, short side 192, upright, square pixels
+    held: bool = False  # the same picture as the frame before: a key picture shown again
+    age_s: float = 0.0  # how long before the middle of its second a key picture was on air
+
+    def __post_init__(self) -> None:
+        if self.picture.ndim != 3 or self.picture.shape[2] != 3 or self.picture.dtype != "uint8":
+            raise ValueError(f"picture must be uint8 [h, w, 3], got {self.picture.dtype} {self.picture.shape}")
+        self.picture.flags.writeable = False
+
+
+@dataclass(frozen=True, slots=True)
+class VideoInfo:
+    """What a video says of itself before anything is decoded."""
+
+    duration_s: float | None
+    width: int
+    height: int
+    codec: str
+    fps: float | None
+    format: str  # FFmpeg's name of the container, such as mpegts or hls
+
+
+class OneFps(Generic[T]):
+    """Picks one of the pushed pictures per second.
+
+    Second s is shown by the first picture with pts in [s+0.5, s+1), else by the last one in [s, s+0.5); a second
+    without pictures is a hole. Picks come out as soon as they are certain, as (second, pts_s, item).
+    """
+
+    def __init__(self) -> None:
+        self._second: int | None = None  # the second being decided
+        self._waiting: tuple[int, float, T] | None = None  # its last picture before the middle, until there is a better
+
+    def push(self, pts_s: float, item: T) -> list[tuple[int, float, T]]:
+        """The picks that this picture made certain; pictures come in presentation order, stragglers are left out."""
+        second = math.floor(pts_s)
+        picks: list[tuple[int, float, T]] = []
+        if self._second is None or second > self._second or second < self._second - JUMP_BACK_S:
+            picks = self.finish()
+            self._second, is_open = second, True
+        else:
+            is_open = second == self._second and self._waiting is not None and pts_s >= self._waiting[1]
+        if is_open and pts_s - second >= 0.5:
+            self._waiting = None
+            picks.append((second, pts_s, item))
+        elif is_open:
+            self._waiting = (second, pts_s, item)
+        return picks
+
+    def finish(self) -> list[tuple[int, float, T]]:
+        """The pick still open, if there is one."""
+        picks = [self._waiting] if self._waiting is not None else []
+        self._waiting = None
+        return picks
+
+
+class HeldOneFps(Generic[T]):
+    """Shows each second by the last key picture with pts <= s+0.5, again and again until there is a newer one.
+
+    Picks are (second, pts_s, item, held). `reach` tells how far presentation time has come, since that, and not
+    the next key picture, settles a second.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[float, T] | None = None
+        self._second = 0  # the next to be shown
+        self._held = False
+
+    def push(self, pts_s: float, item: T) -> list[tuple[int, float, T, bool]]:
+        """The picks of all seconds before this key picture's."""
+        jumped = self._key is not None and pts_s < self._key[0] - JUMP_BACK_S
+        picks = [] if jumped else self.reach(pts_s)
+        first = math.ceil(pts_s - 0.5)
+        self._second = first if jumped or self._key is None else max(self._second, first)
+        self._key, self._held = (pts_s, item), False
+        return picks
+
+    def settles(self, time_s: float) -> bool:
+        """Whether `reach` would have anything to do."""
+        return self._key is not None and self._second + 0.5 < time_s
+
+    def reach(self, time_s: float) -> list[tuple[int, float, T, bool]]:
+        """The picks of all seconds whose middle lies before `time_s`."""
+        picks: list[tuple[int, float, T, bool]] = []
+        while self._key is not None and self.settles(time_s):
+            if self._second - self._key[0] > MAX_HOLD_S:
+                self._second = math.ceil(time_s - 0.5)
+                break
+            picks.append((self._second, *self._key, self._held))
+            self._second, self._held = self._second + 1, True
+        return picks
+
+    def finish(self, end_s: float) -> list[tuple[int, float, T, bool]]:
+        """The picks up to the second in which the last picture, at `end_s`, was shown."""
+        return self.reach(math.floor(end_s) + 1)

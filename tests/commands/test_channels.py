@@ -1,0 +1,181 @@
+"""`copywatch channels`: the file keeps its comments, a running monitor follows it, and no address is shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from monitor.config.config_file import add_channel, remove_channel
+from monitor.config.settings import ChannelSettings, load_settings
+from tests.roles.test_serve import Serving
+from tests.support.live_stream import Air, LivePlaylist, WebServer, on_air
+from tests.support.running_source import LENGTH_S, WAIT_S, write_air
+
+COMMENTED = """\
+# our channels
+data_dir: data            # beside this file
+
+channels:
+  # the first
+  - name: five            # a name
+    url: "http://u:s3cret@10.0.0.5/five.m3u8"   # quoted
+  - {name: six, url: 'udp://239.0.0.1:1234', mode: exact}
+
+# where to
+alerting:
+  threshold: 0.25
+"""
+
+
+def copywatch(*arguments: str, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")}
+    command = [sys.executable, "-m", "monitor.cli", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, cwd=cwd)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "copywatch.yaml"
+    path.write_text(COMMENTED)
+    path.chmod(0o640)
+    return path
+
+
+def test_a_channel_comes_and_goes_and_the_rest_of_the_file_stays(config: Path) -> None:
+    added = copywatch("channels", "add", "seven", "-", "--config", str(config), stdin="rtsp://u:s3cret@cam/7\n")
+    assert (added.returncode, added.stdout) == (0, "added: seven (rtsp://cam)\n")
+    written = config.read_text()
+    six = "  - {name: six, url: 'udp://239.0.0.1:1234', mode: exact}\n"
+    assert written == COMMENTED.replace(six, six + "  - name: seven\n    url: 'rtsp://u:s3cret@cam/7'\n")
+    assert config.stat().st_mode & 0o777 == 0o640
+    listed = json.loads(copywatch("channels", "list", "--json", "--config", str(config)).stdout)
+    assert [one["name"] for one in listed] == ["five", "six", "seven"]
+    assert listed[2]["url"] == "rtsp://***@cam/7"
+    assert copywatch("channels", "rm", "seven", "--config", str(config)).returncode == 0
+    assert config.read_text() == COMMENTED
+
+
+FORMS = [
+    "",
+    "data_dir: x",
+    "channels:\n",
+    "channels: []  # none yet\ndata_dir: x\n",
+    "channels: null\n",
+    "channels: [{name: a, url: udp://h:1}]\n",
+    "channels: [{name: a, url: udp://h:1}, {name: b, url: udp://h:2}]  # two\n",
+    "channels:\n- name: a\n  url: udp://h:1\n# end\n",
+    "channels:\n  -\n    name: a\n    url: >-\n      udp://h:1\n\n"
+    "  # of b\n  - url: udp://h:2\n    name: b\n    allow:\n    - h\nweb: {}\n",
+    "channels:\n  - name: a\n    url: udp://h:1",
+]
+
+
+@pytest.mark.parametrize("text", FORMS)
+@pytest.mark.parametrize("url", ["rtsp://u:p%40s@cam:554/1?a=b&c=d#e", "udp://h:3", "/media/a: b.ts"])
+def test_whatever_the_file_looks_like(text: str, url: str, tmp_path: Path) -> None:
+    config = tmp_path / "copywatch.yaml"
+    config.write_text(text)
+    before = load_settings(config).channels
+    new = ChannelSettings(name="new", url=url, mode="economy", allow=("10.0.0.0/8", "cdn"))
+    add_channel(config, new)
+    assert load_settings(config).channels == [*before, new]
+    for n, gone in enumerate(before):
+        remove_channel(config, gone.name)
+        assert load_settings(config).channels == [*before[n + 1 :], new]
+    remove_channel(config, "new")
+    assert load_settings(config).channels == []
+    assert ("# of b" in config.read_text()) == ("# of b" in text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("add", "five", "http://h/x"), "there is a channel five already"),
+        (("add", "se ven", "http://h/x"), "name: expected letters, digits, dots"),
+        (("add", "seven", "ftp://u:s3cret@h/x"), "begins with one of"),
+        (("add", "seven", "srt://h:9000?passphrase=s3cret"), "ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts"),
+        (("add", "seven", "http://h/x", "--mode", "fast"), "mode"),
+        (("rm", "nine"), "there is no channel nine"),
+    ],
+)
+def test_what_is_wrong_is_said_and_changes_nothing(config: Path, arguments: tuple[str, ...], said: str) -> None:
+    done = copywatch("channels", *arguments, "--config", str(config))
+    assert done.returncode == 3
+    assert said in done.stderr
+    assert "s3cret" not in done.stderr + done.stdout
+    assert config.read_text() == COMMENTED
+    assert sorted(path.name for path in config.parent.iterdir()) == ["copywatch.yaml"]
+
+
+def test_a_file_that_is_not_there_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    config = tmp_path / "new.yaml"
+    assert copywatch("channels", "add", "one", "http://h/x", "--config", str(config)).returncode == 0
+    assert config.stat().st_mode & 0o777 == 0o600
+    assert copywatch("config", "check", "--config", str(config)).returncode == 0
+
+
+def test_testing_a_channel_says_what_it_is_and_saves_a_picture(tmp_path: Path) -> None:
+    playlist = LivePlaylist(Air(write_air(tmp_path / "air.ts"), LENGTH_S))
+    time.sleep(4)  # until there is a segment
+    with WebServer(playlist.answer) as web:
+        url = f"http://u:s3cret@127.0.0.1:{web.port}/live.m3u8"
+        asked = ("--seconds", "4", "--json", "--thumbnail", "first picture")
+        done = copywatch("channels", "test", "-", *asked, stdin=url, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["codec"], found["size"], found["container"]) == ("h264", "160x90", "hls")
+    assert found["fps"] == pytest.approx(5, abs=0.5)
+    assert found["key_frame_every_s"] == pytest.approx(1.0, abs=0.1)
+    assert found["lag_s"] >= 0
+    assert Image.open(tmp_path / found["thumbnail"]).size == Image.open(tmp_path / "first picture").size == (341, 192)
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+def test_testing_what_cannot_be_opened_is_exit_4(tmp_path: Path) -> None:
+    done = copywatch("channels", "test", "http://u:s3cret@127.0.0.1:9/x?token=s3cret", cwd=tmp_path)
+    assert done.returncode == 4
+    assert "refuses the connection" in done.stderr
+    assert "s3cret" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_running_monitor_follows_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "copywatch.yaml"
+    with on_air(Air(write_air(tmp_path / "air.ts"), LENGTH_S)) as web:
+        url = f"http://u:s3cret@127.0.0.1:{web.port}/x.ts"
+        config.write_text(f"data_dir: data\nweb: {{port: 0}}\nchannels:\n  - {{name: one, url: '{url}'}}\n")
+        serving = Serving(config)
+        try:
+            wait_for(serving, 'copywatch_channel_state{channel="one",state="up"} 1.0')
+            assert copywatch("channels", "add", "two", url, "--config", str(config)).returncode == 0
+            wait_for(serving, 'copywatch_channel_state{channel="two",state="up"} 1.0')
+            children = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+            assert "reference_db.media.decoder" in children
+            assert "s3cret" not in children
+            assert copywatch("channels", "rm", "two", "--config", str(config)).returncode == 0
+            wait_for(serving, 'channel="two"', there=False)
+            config.write_text("channels: [wrong\n")  # a mistake changes nothing
+            serving.wait_for("the channels stay as they are")
+            metrics = serving.get("/metrics")[1]
+            assert 'copywatch_channel_state{channel="one",state="up"} 1.0' in metrics
+            assert 'copywatch_gap_seconds_total{channel="one"}' not in metrics
+            assert 'copywatch_reconnects_total{channel="one"' not in metrics
+        finally:
+            serving.process.terminate()
+            assert serving.process.wait(timeout=WAIT_S) == 0
+    assert serving.process.stderr
+    assert "s3cret" not in "".join(serving.log) + serving.process.stderr.read() + metrics
+
+
+def wait_for(serving: Serving, words: str, *, there: bool = True) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while (words in serving.get("/metrics")[1]) != there:
+        assert time.monotonic() < deadline, serving.get("/metrics")[1]
+        time.sleep(0.2)  # between two looks at another process

@@ -1,0 +1,179 @@
+"""Addresses: what they may lead to, and that no secret in them is ever shown."""
+
+import pytest
+
+from reference_db.media.addresses import (
+    AddressRefused,
+    ReachPolicy,
+    is_public,
+    redact_text,
+    redact_url,
+    scheme_of,
+    shown,
+)
+
+SECRET = "c4naryPa55word123"
+# One secret in the forms that cameras, CDNs and relays use, and in those that people mistype.
+FORMS = [
+    "rtsp://admin:{}@10.0.0.5:554/live",
+    "rtsp://{}@10.0.0.5/live",
+    "rtsp://{}:{}@10.0.0.5/live",
+    "rtsp://ad.min%40site:{}@cam/live",
+    "rtsp://admin:x{}@y@cam/live",
+    "rtsp://admin:x/{}@cam/live",
+    "rtsp://admin:x?{}@cam/live",
+    "rtsp://admin:x#{}@cam/live",
+    "rtsp://admin:{}#x@cam/live",
+    "rtsp://admin:{}/x@cam/live",
+    "rtsp://admin:{}:x@cam/live",
+    "rtsp://:{}@cam/live",
+    "RTSP://admin:{}@cam/live",
+    "rtsp://cam/live?user=admin&password={}",
+    "rtsp://cam/user=admin_password={}_channel=1_stream=0.sdp",
+    "rtsp://cam/user=admin&password={}&channel=1",
+    "rtsp://cam:554/cam/realmonitor;token={}?channel=1",
+    "rtsps://admin:{}@[fe80::1]:322/live",
+    "http://cdn/live.m3u8?token={}",
+    "http://cdn/live.m3u8?{}",
+    "http://cdn/live.m3u8?a=1&{}",
+    "http://cdn/live.m3u8?a=1;token={}",
+    "http://cdn/live.m3u8?a&token={}&b",
+    "http://cdn/live.m3u8?token=x&amp;sig={}",
+    "http://cdn/live.m3u8#{}",
+    "http://cdn/live.m3u8#token={}",
+    "http://cdn/hdnts=exp=1~hmac={}/live.m3u8",
+    "http://cdn/live/{}/index.m3u8",
+    "http://cdn/{}.m3u8",
+    "http://cdn/live.m3u8;jsessionid={}",
+    "http://user:{}@cdn:8080/get.php?username=u&password={}&type=m3u",
+    "http://cdn:8080/live/user/{}/12.ts",
+    "https://user:{}@cdn/live.mpd?x=1",
+    "http://cdn:{}/live",
+    "http://user:{}@[::1]:8080/x",
+    "http://user:{}@\\cdn/x",
+    "rtmp://a.rtmp.example.com/live2/{}",
+    "rtmp://u:{}@host/app/key",
+    "rtmps://host:443/app/instance/{}",
+    "rtmp://host/app?auth={}/key",
+    "udp://239.0.0.1:1234?localaddr=10.0.0.1&key={}",
+    "srt://host:9000?passphrase={}&mode=caller",
+    "gopher://u:{}@host/x",
+]
+
+
+def filled(form: str) -> str:
+    return form.replace("{}", SECRET)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_of_an_address_shows_its_secret(form: str) -> None:
+    url = filled(form)
+    said = [shown(url), redact_url(url), redact_text(f"cannot open '{url}': refused"), redact_text(f"{url}, again")]
+    assert [one for one in said if SECRET in one] == []
+    assert shown(url).partition("://")[0].lower() == url.partition("://")[0].lower()
+
+
+def test_enough_forms_are_tried() -> None:
+    assert len(FORMS) >= 40
+
+
+def test_what_is_no_secret_is_still_shown() -> None:
+    assert redact_url("http://cdn.example.com:8080/channel-5/main-feed-1080p.m3u8") == (
+        "http://cdn.example.com:8080/channel-5/main-feed-1080p.m3u8"
+    )
+    assert shown("https://cdn.example.com:8080/x") == "https://cdn.example.com:8080"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "0.0.0.0",
+        "127.0.0.1",
+        "127.8.8.8",
+        "10.1.2.3",
+        "172.16.0.1",
+        "172.31.255.255",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "192.0.2.1",
+        "198.18.0.1",
+        "198.51.100.7",
+        "203.0.113.9",
+        "224.0.0.1",
+        "239.1.1.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "fe80::1",
+        "fe80::1%eth0",
+        "fc00::1",
+        "fd12:3456::1",
+        "ff02::1",
+        "2001:db8::1",
+        "::ffff:127.0.0.1",
+        "::ffff:10.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::7f00:1",
+        "64:ff9b::a9fe:a9fe",
+        "2002:7f00:1::",
+        "2002:a00:1::",
+    ],
+)
+def test_private_addresses_in_every_dress(address: str) -> None:
+    assert not is_public(address)
+
+
+@pytest.mark.parametrize("address", ["8.8.8.8", "1.1.1.1", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"])
+def test_public_addresses(address: str) -> None:
+    assert is_public(address)
+
+
+# Numbers that resolvers take for addresses, all of them 127.0.0.1 or this host.
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "017700000001", "127.1", "0"])
+def test_a_private_host_must_be_named_by_host_and_port(host: str) -> None:
+    public = ReachPolicy("cdn.example.com", 80)
+    with pytest.raises(AddressRefused, match="private address that nobody named"):
+        public.places(host, 8080)
+    assert ReachPolicy(host, 8080).places(host, 8080)
+    with pytest.raises(AddressRefused):
+        ReachPolicy(host, 8080).places(host, 8081)
+    assert ReachPolicy("cdn.example.com", 80, (host,)).places(host, 8081)
+    assert ReachPolicy("cdn.example.com", 80, (host.upper(),)).places(host, 8081)
+    assert ReachPolicy("cdn.example.com", 80, ("127.0.0.0/8", "0.0.0.0/32")).places(host, 8081)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "film.mp4",
+        "file.m3u8",
+        "concat:/etc/passwd",
+        "subfile:,,:/etc/passwd",
+        "data:x",
+        "pipe:0",
+        "async:http://x",
+        "cache:http://x",
+        "tee:x",
+        "crypto:x",
+        "gopher://x",
+        "ftp://x",
+        "sftp://x",
+        "smb://x",
+        "tcp://x:1",
+        "tls://x:1",
+        "unix:///run/x",
+        "httpproxy://x",
+        "rtmpt://x",
+        "rtmpe://x",
+        "mmsh://x",
+        "ipfs://x",
+        "concatf:x",
+        "fd:",
+        "-i",
+    ],
+)
+def test_other_schemes_are_refused(url: str) -> None:
+    with pytest.raises(AddressRefused, match="begins with one of"):
+        scheme_of(url)

@@ -1,0 +1,365 @@
+"""The decoder's door to the web: what it lets through, and what it never reaches.
+
+A canary is a listener on a private address that nobody named; whoever connects to it has broken out.
+"""
+
+import base64
+import socket
+import ssl
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from reference_db.errors import MediaError
+from reference_db.media.addresses import ReachPolicy
+from reference_db.media.decoding import DecodingChild
+from reference_db.media.http_relay import HttpRelay
+from tests.support.media import write_film
+
+SECRET = "c4naryPa55word123"
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+@contextmanager
+def serving(
+    handler: Callable[..., BaseHTTPRequestHandler], trust: ssl.SSLContext | None = None
+) -> Iterator[ThreadingHTTPServer]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = True
+        if trust is not None:
+            server.socket = trust.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def answering(answer: Answer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answer(self)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler
+
+
+class Folder(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def canary() -> Iterator[list[str]]:
+    """Its first item is its address; who connects adds another."""
+    told: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        told.append(f"127.0.0.1:{listener.getsockname()[1]}")
+
+        def listen() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                told.append("somebody came")
+                connection.close()
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        yield told
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_film(tmp_path_factory.mktemp("web") / "film.ts", 1, 4, width=160, height=90)
+
+
+def gateway_for(url: str, *allow: str) -> tuple[HttpRelay, list[str]]:
+    told: list[str] = []
+    return HttpRelay(url, ReachPolicy.of(url, allow), lambda _kind, sentence: told.append(sentence)), told
+
+
+def read(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=20) as reply:
+        body: bytes = reply.read()
+        return body
+
+
+HOSTILE_LINES = [
+    "http://{}/x.ts",
+    "http://user@{}/x.ts",
+    "HTTP://{}/x.ts",
+    "https://{}/x.ts",
+    "//{}/x.ts",
+    "http://localhost:{port}/x.ts",
+    "http://2130706433:{port}/x.ts",
+    "http://0x7f.1:{port}/x.ts",
+    "http://[::ffff:127.0.0.1]:{port}/x.ts",
+    "http://0:{port}/x.ts",
+    "tcp://{}",
+    "file:///etc/passwd",
+    "/etc/passwd",
+    "concat:http://{}/a|http://{}/b",
+    "crypto+http://{}/x.ts",
+    "subfile,,start,0,end,9,,:/etc/passwd",
+    "data:text/plain,x",
+    "udp://{}",
+    "rtsp://{}/x",
+    "gopher://{}/x",
+    "http://{}\\@cdn.example.com/x.ts",
+    "http://{}#@cdn.example.com/x.ts",
+]
+HOSTILE_TAGS = [
+    '#EXT-X-KEY:METHOD=AES-128,URI="{}"',
+    '#EXT-X-MAP:URI="{}"',
+    '#EXT-X-MEDIA:TYPE=AUDIO,GROUP-ID="a",NAME="a",URI="{}"',
+    '#EXT-X-I-FRAME-STREAM-INF:BANDWIDTH=1,URI="{}"',
+]
+
+
+def test_nothing_a_playlist_names_reaches_a_private_address(canary: list[str]) -> None:
+    port = canary[0].rpartition(":")[2]
+    lines = [one.replace("{}", canary[0]).replace("{port}", port) for one in HOSTILE_LINES]
+    tags = [tag.replace("{}", line) for tag in HOSTILE_TAGS for line in lines if '"' not in line]
+    playlist = "#EXTM3U\n#EXT-X-TARGETDURATION:2\n" + "".join(f"{one}\n" for one in [*tags, *lines])
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200 if request.path == "/live.m3u8" else 404)
+        request.end_headers()
+        if request.path == "/live.m3u8":
+            request.wfile.write(playlist.encode())
+
+    with serving(answering(answer)) as web:
+        gateway, told = gateway_for(f"http://127.0.0.1:{web.server_address[1]}/live.m3u8")
+        rewritten = read(gateway.address).decode()
+        links = [word for line in rewritten.splitlines() for word in line.split('"') if "://" in word]
+        assert len(links) == len(lines) + len(tags)
+        for link in links:
+            assert link.startswith(f"http://127.0.0.1:{gateway.port}/")
+            with pytest.raises(urllib.error.HTTPError):
+                read(link)
+    assert canary[1:] == []
+    assert any("a private address that nobody named" in sentence for sentence in told)
+    assert any("neither http nor https" in sentence for sentence in told)
+
+
+def redirecting(to: str) -> Answer:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(302)
+        request.send_header("Location", to)
+        request.end_headers()
+
+    return answer
+
+
+@pytest.mark.parametrize("to", ["http://{}/x", "https://{}/x", "//{}/x", "file:///etc/passwd", "tcp://{}", "/again"])
+def test_a_redirect_reaches_no_private_address_and_does_not_run_in_circles(canary: list[str], to: str) -> None:
+    with serving(answering(redirecting(to.replace("{}", canary[0])))) as web:
+        gateway, told = gateway_for(f"http://127.0.0.1:{web.server_address[1]}/live.ts")
+        with pytest.raises(urllib.error.HTTPError):
+            read(gateway.address)
+    assert canary[1:] == []
+    assert told
+
+
+def test_a_private_place_that_is_allowed_is_reached(film: Path) -> None:
+    with (
+        serving(partial(Folder, directory=str(film.parent))) as web,
+        serving(answering(redirecting(f"http://localhost:{web.server_address[1]}/film.ts"))) as door,
+    ):
+        url = f"http://127.0.0.1:{door.server_address[1]}/x"
+        assert read(gateway_for(url, "localhost")[0].address) == film.read_bytes()
+        assert read(gateway_for(url, "127.0.0.0/8", "::1")[0].address) == film.read_bytes()
+        with pytest.raises(urllib.error.HTTPError):
+            read(gateway_for(url, "10.0.0.0/8")[0].address)
+
+
+def test_other_processes_of_this_machine_cannot_use_the_door(film: Path) -> None:
+    with serving(partial(Folder, directory=str(film.parent))) as web:
+        gateway, _ = gateway_for(f"http://127.0.0.1:{web.server_address[1]}/film.ts")
+        base = f"http://127.0.0.1:{gateway.port}"
+        for path in ("/", "/0/film.ts", "/0000000000000000/0/film.ts", "//0/", "/x/y/z"):
+            with pytest.raises(urllib.error.HTTPError):
+                read(base + path)
+
+
+def test_user_and_password_open_what_they_are_for_and_go_nowhere_else() -> None:
+    seen: list[tuple[str, str | None]] = []
+
+    def guarded(request: BaseHTTPRequestHandler) -> None:
+        given = request.headers.get("Authorization")
+        seen.append((request.path, given))
+        if given != "Basic " + base64.b64encode(f"us er:{SECRET}@".encode()).decode():
+            request.send_response(401)
+            request.send_header("WWW-Authenticate", 'Basic realm="x"')
+        elif request.path == "/away":
+            request.send_response(302)
+            request.send_header("Location", f"http://127.0.0.1:{other.server_address[1]}/elsewhere")
+        else:
+            request.send_response(200)
+        request.end_headers()
+        if request.path == "/in":
+            request.wfile.write(b"seen")
+
+    def elsewhere(request: BaseHTTPRequestHandler) -> None:
+        seen.append((request.path, request.headers.get("Authorization")))
+        request.send_response(401)
+        request.send_header("WWW-Authenticate", 'Basic realm="x"')
+        request.end_headers()
+
+    with serving(answering(guarded)) as web, serving(answering(elsewhere)) as other:
+        host = f"us%20er:{SECRET}%40@127.0.0.1:{web.server_address[1]}"
+        assert read(gateway_for(f"http://{host}/in")[0].address) == b"seen"
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            read(gateway_for(f"http://{host}/away", "127.0.0.1")[0].address)
+        assert refused.value.code == 401
+    assert ("/elsewhere", None) in seen
+    assert not any(path == "/elsewhere" and given for path, given in seen)
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
+    """A server's side of TLS for 127.0.0.1, and the file that a client would have to trust."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, public = folder / "key.pem", folder / "cert.pem"
+    subject = ["-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-nodes"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-keyout", str(key), "-out", str(public), *subject]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(public, key)
+    return context, public
+
+
+def test_a_certificate_that_is_not_trusted_is_refused_and_a_trusted_one_is_not(
+    film: Path, certificate: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, public = certificate
+    (film.parent / "live.m3u8").write_text("#EXTM3U\n#EXT-X-TARGETDURATION:4\n#EXTINF:4,\nfilm.ts\n#EXT-X-ENDLIST\n")
+    with serving(partial(Folder, directory=str(film.parent)), context) as web:
+        url = f"https://127.0.0.1:{web.server_address[1]}/live.m3u8"
+        with DecodingChild(url, live=True) as child:
+            with pytest.raises(MediaError, match="certificate that is not trusted"):
+                list(child.frames())
+            assert child.failure == "untrusted"
+        # A playlist of plain HTTP does not make its segments less checked.
+        (film.parent / "plain.m3u8").write_text(
+            f"#EXTM3U\n#EXT-X-TARGETDURATION:4\n#EXTINF:4,\n{url.replace('live.m3u8', 'film.ts')}\n#EXT-X-ENDLIST\n"
+        )
+        with serving(partial(Folder, directory=str(film.parent))) as plain:
+            gateway, told = gateway_for(f"http://127.0.0.1:{plain.server_address[1]}/plain.m3u8", "127.0.0.1")
+            segment = read(gateway.address).decode().splitlines()[3]
+            with pytest.raises(urllib.error.HTTPError):
+                read(segment)
+            assert "certificate that is not trusted" in told[-1]
+        monkeypatch.setenv("SSL_CERT_FILE", str(public))
+        with DecodingChild(url, live=True) as child:
+            assert [frame.second for frame in child.frames()] == [0, 1, 2, 3, 4]
+
+
+def test_small_chunks_that_wait_are_passed_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces = [b"piece %03d " % n for n in range(300)]
+    waits: list[float] = []
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.protocol_version = "HTTP/1.1"
+        request.send_response(200)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        request.wfile.write(b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\n\r\n")
+
+    with serving(answering(answer)) as web:
+        gateway, _ = gateway_for(f"http://127.0.0.1:{web.server_address[1]}/x")
+        monkeypatch.setattr("reference_db.media.http_relay.time.sleep", waits.append)
+        assert read(gateway.address) == b"".join(pieces)
+    assert len(waits) < 30  # one for each piece would be 300
+
+
+def test_what_comes_slowly_is_waited_for_in_the_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("reference_db.media.http_relay.AT_ONCE_S", -1.0)  # everything counts as slow
+    monkeypatch.setattr("reference_db.media.http_relay.time.sleep", waits.append)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(b"x" * 200_000)
+
+    with serving(answering(answer)) as web:
+        place = f"http://127.0.0.1:{web.server_address[1]}"
+        gateway, _ = gateway_for(f"{place}/air.ts")
+        segment = gateway.local(f"{place}/segment.ts")
+        assert len(read(segment)) == 200_000
+        assert not waits  # many of them are behind each other, and each has a connection of its own
+        assert len(read(gateway.address)) == 200_000
+        assert waits
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_a_stream_that_ends_has_ended_whether_or_not_its_length_was_told(film: Path, length: bool) -> None:
+    content = film.read_bytes()
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        if length:
+            request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        request.wfile.write(content)
+
+    with (
+        serving(answering(answer)) as web,
+        DecodingChild(f"http://127.0.0.1:{web.server_address[1]}/x", live=True) as child,
+    ):
+        assert len(list(child.frames())) == 5
+        assert child.failure is None
+
+
+def test_a_stream_that_is_cut_off_was_lost(film: Path) -> None:
+    content = film.read_bytes()
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.protocol_version = "HTTP/1.1"
+        request.send_response(200)
+        request.send_header("Transfer-Encoding", "chunked")
+        request.end_headers()
+        request.wfile.write(b"%x\r\n%b\r\n" % (len(content), content))
+
+    with (
+        serving(answering(answer)) as web,
+        DecodingChild(f"http://127.0.0.1:{web.server_address[1]}/x", live=True) as child,
+    ):
+        with pytest.raises(MediaError, match="hung up"):
+            list(child.frames())
+        assert child.failure == "lost"
+
+
+def test_a_hostile_playlist_reaches_no_canary_through_a_real_decoder(canary: list[str]) -> None:
+    body = f'#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXT-X-KEY:METHOD=AES-128,URI="http://{canary[0]}/k"\n'
+    body += "".join(f"#EXTINF:1,\n{line}\n" for line in (f"http://{canary[0]}/x.ts", "file:///etc/hostname"))
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(200)
+        request.end_headers()
+        request.wfile.write((body + "#EXT-X-ENDLIST\n").encode())
+
+    with (
+        serving(answering(answer)) as web,
+        DecodingChild(f"http://127.0.0.1:{web.server_address[1]}/x.m3u8", live=True, opening_s=20) as child,
+        pytest.raises(MediaError, match=r"nobody named|neither http nor https"),
+    ):
+        list(child.frames())
+    assert canary[1:] == []

@@ -1,0 +1,459 @@
+"""The library on disk: what is added stays, what is damaged is found, and a killed writer leaves nothing half done."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import apsw
+import numpy as np
+import pytest
+
+from reference_db.errors import (
+    CatalogError,
+    CatalogLocked,
+    DamagedReference,
+    ReferenceExists,
+    StorageError,
+    UnknownReference,
+)
+from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceFeatures, ReferenceId, check_id
+
+FILM, NEWS = ReferenceId("film-1"), ReferenceId("news")
+
+
+def some_features(n_seconds: int, seed: int = 0) -> ReferenceFeatures:
+    rows = np.random.default_rng(seed).standard_normal((n_seconds, 512))
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return ReferenceFeatures(rows.astype(np.float16), np.arange(n_seconds) % 5 != 4)
+
+
+def some_reference(id: ReferenceId = FILM, n_seconds: int = 10) -> Reference:
+    when = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+    tags = {"year": "1999", "Ä": "ö"}
+    return Reference(id, "A Film", "Owner & Söhne", tags, "c" * 64, n_seconds, n_seconds // 5, "enc-1", "", when)
+
+
+def test_what_is_added_is_there_for_the_next_to_open(tmp_path: Path) -> None:
+    features = some_features(10)
+    with Catalog.open(tmp_path, write=True) as catalog:
+        stored = catalog.add(some_reference(), features, [b"jpeg %d" % s if s != 3 else b"" for s in range(10)])
+    with Catalog.open(tmp_path) as catalog:
+        assert catalog.references() == (stored,)
+        assert catalog.get(FILM) == stored
+        assert replace(stored, features_sha256="", thumbnails_sha256="") == some_reference()
+        assert catalog.by_content("c" * 64) == stored
+        assert catalog.by_content("d" * 64) is None
+        loaded = catalog.features(FILM)
+        assert np.array_equal(loaded.rows, features.rows)
+        assert np.array_equal(loaded.informative, features.informative)
+        assert not loaded.rows.flags.writeable
+        assert [catalog.thumbnail(FILM, s) for s in (0, 3, 9, 10, -1)] == [b"jpeg 0", None, b"jpeg 9", None, None]
+
+
+def test_references_are_sorted_and_counted_by_generation(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        assert catalog.generation() == 0
+        catalog.add(some_reference(NEWS), some_features(10))
+        catalog.add(some_reference(FILM), some_features(10))
+        assert [reference.id for reference in catalog.references()] == [FILM, NEWS]
+        assert catalog.generation() == 2
+        catalog.remove(NEWS)
+        assert catalog.generation() == 3
+        assert [reference.id for reference in catalog.references()] == [FILM]
+        assert catalog.thumbnail(FILM, 0) is None
+    assert len(list((tmp_path / "features").iterdir())) == 1
+
+
+def test_a_removed_reference_is_gone_with_its_files_and_may_come_back(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10), [b"jpeg"] * 10)
+        catalog.remove(FILM)
+        assert not any((tmp_path / "features").iterdir())
+        assert not any((tmp_path / "thumbnails").iterdir())
+        with pytest.raises(UnknownReference, match="no reference film-1"):
+            catalog.get(FILM)
+        with pytest.raises(UnknownReference):
+            catalog.features(FILM)
+        with pytest.raises(UnknownReference):
+            catalog.remove(FILM)
+        catalog.add(some_reference(), some_features(10, seed=1))
+        assert catalog.get(FILM).n_seconds == 10
+
+
+def test_a_taken_id_is_refused(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        stored = catalog.add(some_reference(), some_features(10))
+        with pytest.raises(ReferenceExists, match="film-1 is taken"):
+            catalog.add(some_reference(), some_features(10, seed=1))
+        assert catalog.references() == (stored,)
+        assert catalog.generation() == 1
+
+
+@pytest.mark.parametrize("id", ["", "../up", "a/b", ".hidden", "a b", "é", "x" * 129, "line\n", "-dash"])
+def test_ids_that_could_not_be_file_names_are_refused(id: str) -> None:
+    with pytest.raises(CatalogError, match="cannot be an id"):
+        check_id(id)
+
+
+def test_a_second_writer_is_turned_away_and_readers_are_not(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as writer:
+        with pytest.raises(CatalogLocked, match="Another process"):
+            Catalog.open(tmp_path, write=True)
+        with Catalog.open(tmp_path) as reader:
+            assert reader.references() == ()
+            writer.add(some_reference(), some_features(10))
+            assert [reference.id for reference in reader.references()] == [FILM]
+            assert reader.generation() == 1
+            writer.remove(FILM)
+            assert reader.references() == ()
+    with Catalog.open(tmp_path, write=True) as writer:
+        assert writer.generation() == 2
+
+
+def test_a_reader_waits_for_a_library_that_is_not_there_yet(tmp_path: Path) -> None:
+    data_dir = tmp_path / "later"
+    with Catalog.open(data_dir) as reader:
+        assert reader.references() == ()
+        assert reader.generation() == 0
+        assert reader.by_content("c" * 64) is None
+        with pytest.raises(UnknownReference):
+            reader.get(FILM)
+        assert not data_dir.exists()
+        with Catalog.open(data_dir, write=True) as writer:
+            writer.add(some_reference(), some_features(10))
+        assert [reference.id for reference in reader.references()] == [FILM]
+
+
+def test_a_library_that_was_seen_is_not_empty_when_its_disk_is_gone(tmp_path: Path) -> None:
+    with (
+        Catalog.open(tmp_path / "gone", must_exist=True) as catalog,
+        pytest.raises(StorageError, match="is gone; mount its disk"),
+    ):
+        catalog.contents()
+
+
+def test_features_are_those_of_the_very_reference(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        old = catalog.add(some_reference(), some_features(10))
+        new = catalog.replace(some_reference(n_seconds=7), some_features(7))
+        assert len(catalog.exact_features(new).rows) == len(catalog.features(FILM).rows) == 7
+        with pytest.raises(UnknownReference, match="replaced meanwhile"):
+            catalog.exact_features(old)
+        catalog.remove(FILM)
+        with pytest.raises(UnknownReference, match="no reference"):
+            catalog.exact_features(new)
+
+
+def test_a_reader_may_not_write(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+    with Catalog.open(tmp_path) as catalog, pytest.raises(CatalogError, match="reading only"):
+        catalog.remove(FILM)
+    with Catalog.open(tmp_path) as catalog:
+        assert [reference.id for reference in catalog.references()] == [FILM]
+
+
+def test_a_directory_that_cannot_be_written_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CatalogError, match="set data_dir"):
+        Catalog.open(tmp_path / "file" / "library", write=True)
+
+
+def test_the_sqlite_in_use_has_no_wal_reset_bug_and_syncs_fully(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        connection = catalog._connection
+        assert connection is not None
+        assert connection.pragma("journal_mode") == "wal"
+        assert connection.pragma("synchronous") == 2
+    assert tuple(map(int, apsw.sqlite_lib_version().split("."))) >= (3, 51, 3)
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_every_damaged_byte_of_a_feature_file_is_found(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+        (path,) = (tmp_path / "features").iterdir()
+        size = path.stat().st_size
+        for at in np.random.default_rng(0).integers(0, size, 40):
+            flip(path, int(at))
+            with pytest.raises(
+                DamagedReference, match=r"film-1 is damaged.*copywatch refs add FILE.*copywatch refs rm film-1"
+            ):
+                catalog.features(FILM)
+            flip(path, int(at))
+        catalog.features(FILM)
+        os.truncate(path, size - 1)
+        with pytest.raises(DamagedReference):
+            catalog.features(FILM)
+        path.unlink()
+        with pytest.raises(DamagedReference, match="cannot be read"):
+            catalog.features(FILM)
+        catalog.remove(FILM)
+        assert catalog.contents() == Contents(2, (), {}, None)
+
+
+def test_every_damaged_byte_of_a_thumbnail_is_found(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(n_seconds=5), some_features(5), [b"jpeg %d" % s for s in range(5)])
+        (path,) = (tmp_path / "thumbnails").iterdir()
+        for at in range(0, path.stat().st_size, 3):
+            flip(path, at)
+            n_damaged = 0
+            for second in range(5):
+                try:
+                    assert catalog.thumbnail(FILM, second) == b"jpeg %d" % second
+                except DamagedReference:
+                    n_damaged += 1
+            assert n_damaged == 1
+            flip(path, at)
+
+
+def edit(data_dir: Path, *statements: str) -> None:
+    """Changes the catalogue behind our back, as a bad disk would."""
+    connection = apsw.Connection(str(data_dir / "catalog.sqlite"))
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_a_damaged_row_is_named_and_the_rest_goes_on(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+        news = catalog.add(some_reference(NEWS), some_features(10, seed=1))
+    edit(tmp_path, "UPDATE reference SET record = replace(record, 'Owner', 'Thief') WHERE id = 'film-1'")
+    with Catalog.open(tmp_path, write=True) as catalog:
+        assert catalog.references() == (news,)
+        contents = catalog.contents()
+        assert contents.damaged == {FILM: "its row in the catalogue has changed on disk"}
+        assert contents.problem is None  # none beyond that
+        for ask in (catalog.get, catalog.features):
+            with pytest.raises(DamagedReference, match="row in the catalogue"):
+                ask(FILM)
+        assert len(list((tmp_path / "features").iterdir())) == 2  # nothing is cleared away in doubt
+        catalog.remove(FILM)
+        assert catalog.contents() == Contents(3, (news,), {}, None)
+        assert len(list((tmp_path / "features").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "problem"),
+    [
+        ("DELETE FROM reference WHERE id = 'film-1'", "1 of 2 rows are gone"),
+        ("DELETE FROM reference", "2 of 2 rows are gone"),
+        ("UPDATE library SET n_rows = 1", "the tally of its rows has changed on disk"),
+        ("UPDATE library SET generation = 7", "the tally of its rows has changed on disk"),
+        ("DELETE FROM library", "the tally of its rows has changed on disk"),
+        ("INSERT INTO library SELECT * FROM library", "the tally of its rows has changed on disk"),
+        ("INSERT INTO quarantine VALUES ('news', 'x', 'y')", "rows have changed on disk"),
+    ],
+)
+def test_rows_that_are_gone_are_missed(tmp_path: Path, damage: str, problem: str) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+        catalog.add(some_reference(NEWS), some_features(10, seed=1))
+    edit(tmp_path, damage)
+    with Catalog.open(tmp_path) as catalog:
+        assert catalog.contents().problem == problem
+    with Catalog.open(tmp_path, write=True) as catalog:
+        assert len(catalog.files()) == 2  # nothing is cleared away in doubt
+        assert catalog.contents().problem == problem
+
+
+def test_a_row_that_is_gone_is_missed_after_further_changes_too(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+    edit(tmp_path, "DELETE FROM reference")
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(NEWS), some_features(10))
+        catalog.remove(NEWS)
+        assert catalog.contents().problem == "1 of 1 rows are gone"
+
+
+def test_the_quarantined_are_kept_out_until_they_are_whole_or_gone(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        film = catalog.add(some_reference(), some_features(10))
+        news = catalog.add(some_reference(NEWS), some_features(10, seed=1))
+        catalog.quarantine({FILM: "its feature file has changed on disk"})
+        assert catalog.contents() == Contents(3, (news,), {FILM: "its feature file has changed on disk"}, None)
+        catalog.quarantine({FILM: "its feature file has changed on disk"})
+        assert catalog.generation() == 3  # nothing new
+        catalog.quarantine({})
+        assert catalog.contents() == Contents(4, (film, news), {}, None)
+        catalog.quarantine({FILM: "x", NEWS: "y"})
+        catalog.remove(FILM)
+        assert catalog.contents() == Contents(6, (), {NEWS: "y"}, None)
+        news = catalog.replace(some_reference(NEWS), some_features(10, seed=2))
+        assert catalog.contents() == Contents(7, (news,), {}, None)
+
+
+def test_a_reference_is_replaced_in_one_step(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10), [b"old"] * 10)
+        stored = catalog.replace(replace(some_reference(), title="New"), some_features(10, seed=1), [b"new"] * 10)
+        assert catalog.contents() == Contents(2, (stored,), {}, None)
+        assert catalog.thumbnail(FILM, 3) == b"new"
+        assert len(catalog.files()) == 2
+        again = catalog.replace(replace(some_reference(), title="New"), some_features(10, seed=1), [b"new"] * 10)
+        assert again == stored
+        assert np.array_equal(catalog.features(FILM).rows, some_features(10, seed=1).rows)  # its files are the same
+        with pytest.raises(UnknownReference):
+            catalog.replace(some_reference(NEWS), some_features(10))
+
+
+def test_the_log_is_empty_after_every_change(tmp_path: Path) -> None:
+    """SQLite takes a damaged log for one that was never finished, so nothing that counts may rest in it."""
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+        assert (tmp_path / "catalog.sqlite-wal").stat().st_size == 0
+        catalog.remove(FILM)
+        assert (tmp_path / "catalog.sqlite-wal").stat().st_size == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"title": "two\nlines"},
+        {"title": "x" * 1001},
+        {"owner": "\x1b[31m"},
+        {"tags": {"a": "\ud800"}},
+        {"tags": {"\u202e": "x"}},
+        {"tags": {str(n): "" for n in range(101)}},
+    ],
+)
+def test_words_that_could_not_be_shown_are_refused(tmp_path: Path, words: dict[str, Any]) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        with pytest.raises(CatalogError, match=r"can be kept|cannot be kept"):
+            catalog.add(replace(some_reference(), **words), some_features(10))
+        assert catalog.files() == []
+
+
+def test_a_damaged_catalogue_says_so(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+    (tmp_path / "catalog.sqlite").write_bytes(b"not a database " * 500)
+    with Catalog.open(tmp_path) as catalog, pytest.raises(CatalogError, match=r"catalog.sqlite is damaged"):
+        catalog.references()
+    with pytest.raises(CatalogError, match=r"catalog.sqlite is damaged"):
+        Catalog.open(tmp_path, write=True)
+
+
+def test_a_library_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    Catalog.open(tmp_path, write=True).close()
+    with sqlite3.connect(tmp_path / "catalog.sqlite") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(CatalogError, match="newer Copywatch"):
+        Catalog.open(tmp_path, write=True)
+    with Catalog.open(tmp_path) as catalog, pytest.raises(CatalogError, match="newer Copywatch"):
+        catalog.references()
+
+
+def test_a_library_of_the_first_format_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    edit(tmp_path, "CREATE TABLE reference (id TEXT)", "PRAGMA user_version = 1")
+    with pytest.raises(CatalogError, match="older Copywatch"):
+        Catalog.open(tmp_path, write=True)
+
+
+@pytest.mark.parametrize(
+    "damage", ["PRAGMA user_version = 0", "DROP INDEX reference_by_content", "ALTER TABLE quarantine RENAME id TO ie"]
+)
+def test_a_catalogue_with_other_tables_is_not_taken_for_an_empty_one(tmp_path: Path, damage: str) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10))
+    edit(tmp_path, damage)
+    with pytest.raises(CatalogError, match=r"is damaged; run `copywatch refs verify --repair`"):
+        Catalog.open(tmp_path, write=True)
+    with Catalog.open(tmp_path) as catalog, pytest.raises(CatalogError, match="is damaged"):
+        catalog.references()
+
+
+def test_a_full_disk_says_so_and_leaves_the_library_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with Catalog.open(tmp_path, write=True) as catalog:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            with pytest.raises(CatalogError, match="is full"):
+                catalog.add(some_reference(), some_features(10))
+        assert catalog.references() == ()
+        assert not any((tmp_path / "features").iterdir())
+        catalog.add(some_reference(), some_features(10))
+
+
+# Forks writers that add one reference and remove another, each killed one system call later than the one before.
+DYING_WRITERS = """
+import itertools, os, signal, sys
+from pathlib import Path
+from typing import Any
+from reference_db.store.catalog import Catalog
+from tests.reference_db.store.test_catalog import FILM, NEWS, some_features, some_reference
+
+def write(data_dir, deadly):
+    catalog = Catalog.open(data_dir, write=True)
+    calls = itertools.count(1)
+
+    def until_dead(call):
+        def counted(*args, **options):
+            if next(calls) == deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **options)
+        return counted
+
+    for name in ("fsync", "rename", "unlink", "open"):
+        setattr(os, name, until_dead(getattr(os, name)))
+    catalog.add(some_reference(FILM), some_features(10), [b"jpeg"] * 10)
+    os.write(1, b"added ")
+    catalog.remove(NEWS)
+    os.write(1, b"removed ")
+    os._exit(0)
+
+for deadly in itertools.count(1):
+    data_dir = Path(sys.argv[1]) / str(deadly)
+    with Catalog.open(data_dir, write=True) as catalog:
+        catalog.add(some_reference(NEWS), some_features(10, seed=1), [b"news"] * 10)
+    writer = os.fork()
+    if not writer:
+        write(data_dir, deadly)
+    code = os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1])
+    os.write(1, b"%d\\n" % code)
+    if code == 0:
+        break
+"""
+
+
+def test_a_killed_writer_leaves_nothing_half_done(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", DYING_WRITERS, str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    *killed, survived = [line.split() for line in done.stdout.splitlines()]
+    assert survived == ["added", "removed", "0"]
+    assert len(killed) >= 8
+    n_with_garbage = 0
+    for deadly, (*told, code) in enumerate(killed, start=1):
+        assert int(code) == -signal.SIGKILL
+        data_dir = tmp_path / str(deadly)
+        n_files = len(list((data_dir / "features").iterdir()))
+        with Catalog.open(data_dir, write=True) as catalog:
+            ids = {reference.id for reference in catalog.references()}
+            n_with_garbage += n_files > len(ids)
+            assert FILM in ids or "added" not in told
+            assert NEWS in ids or "added" in told
+            for id in ids:  # whoever is there is whole
+                assert len(catalog.features(id).rows) == 10
+                assert catalog.thumbnail(id, 9) == (b"news" if id == NEWS else b"jpeg")
+            for directory in ("features", "thumbnails"):
+                assert len(list((data_dir / directory).iterdir())) == len(ids)
+            if FILM not in ids:
+                catalog.add(some_reference(FILM), some_features(10))
+    assert n_with_garbage >= 3  # there was something to clear away

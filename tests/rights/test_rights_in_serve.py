@@ -1,0 +1,77 @@
+"""The desk beside a real `serve`: what is typed in one process takes effect in the other, on air and after."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from monitor.demo.broadcast import Transmitter
+from monitor.evidence.store import EvidenceStore
+from monitor.rights.store import RightsStore
+from tests.runtime.test_recovery import house
+from tests.support.serve_process import Serve, clean_environment, until
+from tests.support.serve_runs import House
+
+__all__ = ["house"]  # a fixture
+
+
+def copywatch(data_dir: Path, *words: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "monitor.cli", *words, "--data-dir", str(data_dir)],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_what_is_typed_beside_a_running_monitor_takes_effect(house: House, tmp_path: Path) -> None:
+    with Transmitter(house.recording) as air:
+        config = house.config(tmp_path / "air", air.url)
+        data = config.parent / "data"
+        # A second channel reads the recording as fast as it goes: its two copies have ended when the first airs.
+        channels = (
+            f'channels: [{{name: ch5, url: "{air.url}", mode: exact}}, {{name: past, url: "{house.recording}"}}]\n'
+        )
+        config.write_text(config.read_text().rpartition("channels:")[0] + channels)
+        copywatch(data, "licences", "add", "--reference", "film", "--channel", "past")
+
+        def told(channel: str) -> list[dict[str, Any]]:
+            lines = (config.parent / "alerts.jsonl").read_text().splitlines()
+            return [alert for alert in map(json.loads, lines) if alert["channel"] == channel]
+
+        def told_types(channel: str, alert_id: str) -> list[str]:
+            return [alert["type"].removeprefix("alert.") for alert in told(channel) if alert["id"] == alert_id]
+
+        with Serve(config) as serve:
+            until(lambda: [one["type"] for one in told("past")].count("alert.ended") == 2, lambda: serve.log)
+            assert {alert["licence"] for alert in told("past")} == {"L1"}
+            ended = told("past")[0]["id"]
+            copywatch(data, "alerts", "review", ended, "false", "--by", "Ann")
+            until(lambda: told_types("past", ended)[-1] == "retracted", lambda: told("past"))
+
+            until(lambda: bool(told("ch5")), lambda: serve.log)
+            on_air = told("ch5")[0]["id"]
+            copywatch(data, "alerts", "review", on_air, "false", "--by", "Ann", "--note", "an ident")
+            until(lambda: told_types("ch5", on_air)[-1] == "retracted", lambda: told("ch5"))
+            last = told("ch5")[-1]
+            assert last["reason"] == "reviewed: false positive"
+            assert [one["seq"] for one in told("ch5")] == list(range(1, last["seq"] + 1))
+            until(lambda: not RightsStore(data).unsettled(), lambda: RightsStore(data).unsettled())
+            assert serve.value("copywatch_reviews_total", decision="false") == 2
+            counted = {"channel": "past", "event": "ended", "licensed": "yes"}
+            assert serve.value("copywatch_alerts_total", **counted) == 2
+            assert serve.value("copywatch_evidence_bytes") == EvidenceStore(data).usage_bytes()
+    shown = json.loads(copywatch(data, "alerts", "show", on_air, "--json"))
+    assert [review["by"] for review in shown["reviews"]] == ["Ann"]
+    assert shown["evidence"]["frames"][0]["air"] == "air-start.jpg"
+    assert {path.name for path in EvidenceStore(data).paths(ended)} >= {
+        "air-start.jpg",
+        "ref-end.jpg",
+        "tile-start.png",
+    }

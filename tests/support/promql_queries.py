@@ -1,0 +1,69 @@
+"""Whether a query asks for metrics and labels that the code exports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import promql_parser as promql
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+
+from monitor.ops.metrics import Metrics
+
+ROOT = Path(__file__).parent.parent.parent
+SCRAPED = {"job", "instance"}  # labels that Prometheus itself adds
+
+
+def exported() -> dict[str, set[str]]:
+    """Every series that can be scraped, with the labels that it may have."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    series: dict[str, set[str]] = {"up": set()}
+    for family in vars(metrics).values():
+        if isinstance(family, MetricWrapperBase):
+            (described,) = family.describe()
+            labels = set(family._labelnames)
+            if described.type == "histogram":
+                series[f"{described.name}_bucket"] = labels | {"le"}
+                series[f"{described.name}_sum"] = series[f"{described.name}_count"] = labels
+            else:
+                series[described.name + ("_total" if described.type == "counter" else "")] = labels
+    for plain in registry.collect():  # process_*, which have no labels
+        for sample in plain.samples:
+            series.setdefault(sample.name, set(sample.labels))
+    return {name: labels | SCRAPED for name, labels in series.items()}
+
+
+def faults(query: str) -> list[str]:
+    """What the query asks for and nobody exports."""
+    try:
+        expression = promql.parse(query)
+    except ValueError as error:
+        return [f"{query}: {error}"]
+    known, found = exported(), []
+    for node in _nodes(expression):
+        if isinstance(node, promql.VectorSelector):
+            if node.name not in known:
+                found.append(f"no metric {node.name}")
+            else:
+                asked = {matcher.name for matcher in node.matchers.matchers}
+                found += [f"{node.name} has no label {label}" for label in sorted(asked - known[node.name])]
+        elif isinstance(node, promql.AggregateExpr) and node.modifier is not None:
+            found += [
+                f"no label {label} in {node}" for label in sorted(set(node.modifier.labels) - labels_of(node.expr))
+            ]
+    return found
+
+
+def labels_of(expression: promql.Expr) -> set[str]:
+    """The labels that what it selects has in common."""
+    known = exported()
+    selected = [known.get(str(n.name), set()) for n in _nodes(expression) if isinstance(n, promql.VectorSelector)]
+    return set.intersection(*selected) if selected else set()
+
+
+def _nodes(expression: promql.Expr) -> list[promql.Expr]:
+    """The expression and all that it is made of."""
+    nodes: list[promql.Expr] = []
+    promql.walk(expression, nodes.append)
+    return nodes

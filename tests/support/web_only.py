@@ -1,0 +1,83 @@
+"""The web alone, on a real socket: a station without channels whose library is empty. It starts in a moment."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+
+from monitor.alerting.outbox import Outbox
+from monitor.config.settings import Settings
+from monitor.ingest.latest_frames import LatestFrames
+from monitor.ops.health import Health
+from monitor.ops.metrics import Metrics
+from monitor.runtime.channel_monitor import ActiveLibrary
+from monitor.web.app import WebApp
+from monitor.web.context import AppContext
+from reference_db.features.encoder import load_encoder
+from reference_db.search.index import ReferenceIndex
+from tests.support.web_server import PATIENCE_S, Client
+
+
+@cache
+def _encoder_id() -> str:
+    return load_encoder().encoder_id
+
+
+class Door:
+    """Serves while open. `outbox` is where alerts are told."""
+
+    def __init__(self, data_dir: Path, *, host: str = "127.0.0.1", channel_down_s: float = 30.0, **web: Any) -> None:
+        webhooks = {"channel_down_s": channel_down_s}
+        settings = Settings.model_validate({"data_dir": data_dir, "web": web, "webhooks": webhooks})
+        self.outbox = Outbox.open(data_dir, [])
+        self.station = AppContext(
+            settings=settings,
+            config=data_dir / "copywatch.yaml",
+            metrics=Metrics(CollectorRegistry()),
+            health=Health({}, (), {}, ()),
+            library=ActiveLibrary(ReferenceIndex.from_features([])),
+            model="test",
+            encoder_id=_encoder_id(),
+            channels=lambda: [],
+            glimpses=LatestFrames(),
+        )
+        self.web = WebApp(self.station)
+        self._socket = socket.create_server((host, 0))
+        self.port = self._socket.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(self.web.app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
+        )
+        self._began = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    async def _run(self) -> None:
+        working = asyncio.create_task(self.web.run())
+        self._began.set()
+        await self._server.serve([self._socket])
+        working.cancel()
+        await asyncio.wait([working])
+
+    def client(self, token: str | None = None, *, host: str = "127.0.0.1") -> Client:
+        headers = {"Authorization": f"Bearer {token}"} if token else None
+        return Client(f"http://{host}:{self.port}", headers)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._began.wait(PATIENCE_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.should_exit = True
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        self.outbox.close()
