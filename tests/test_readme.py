@@ -19,7 +19,11 @@ from monitor.config.settings import ChannelSettings, Settings, load_settings
 from monitor.ops.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
-ROOMS = [page for room in ("deploy", "monitor", "reference_db") for page in sorted((ROOT / room).rglob("README.md"))]
+ROOMS = [
+    page
+    for folder in ("deploy", "monitor", "reference_db", "scripts", "tests")
+    for page in sorted((ROOT / folder).rglob("README.md"))
+]
 PAGES = {page: page.read_text() for page in [ROOT / "README.md", *ROOMS]}
 BLOCKS = [block for words in PAGES.values() for block in re.findall(r"^```(\w+)\n(.*?)^```", words, re.M | re.S)]
 LINKS = [(page, link) for page, words in PAGES.items() for link in re.findall(r"\]\(([^)]+)\)", words)]
@@ -122,9 +126,13 @@ def test_each_link_leads_somewhere(page: Path, link: str) -> None:
     assert (page.parent / link).is_file()
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    named = {ROOT / link for page, link in LINKS if page.parent == ROOT}
-    assert PAGES.keys() - {ROOT / "README.md"} <= named
+def test_every_page_is_reachable_from_the_readme() -> None:
+    reached, new = set[Path](), {ROOT / "README.md"}
+    while new:
+        reached |= new
+        targets = {(page.parent / link).resolve() for page, link in LINKS if page in new and "://" not in link}
+        new = targets & PAGES.keys() - reached
+    assert PAGES.keys() <= reached
 
 
 def test_the_readme_shows_commands_that_can_be_run_here() -> None:
