@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from numpy.typing import NDArray
 WINDOW_S = 128  # as far back as a new candidate is followed and a segment's beginning can be read again
 LOOK_BACK_S = 3  # a second is compared with so many before it to tell how much is new in it
 ALL_NEW = 0.25  # cosine distance from which a picture counts as wholly new
+
+EncodedFrame: TypeAlias = tuple[NDArray[np.float32], bool]  # feature row, and whether the picture carries information
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,6 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
@@ -32,7 +33,9 @@ from monitor.kafka.broker import (
 )
 from monitor.kafka.records import MS
 from monitor.ops.metrics import Metrics
-from monitor.runtime.channel_roster import ChannelRoster
+
+if TYPE_CHECKING:  # `channels list --kafka` needs no decoder
+    from monitor.runtime.channel_roster import ChannelRoster
 
 logger = logging.getLogger(__name__)
 

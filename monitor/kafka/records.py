@@ -24,7 +24,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,11 +33,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from monitor.config.settings import CHANNEL_NAME
 from monitor.errors import MonitorError
-from monitor.ingest.sources import Sample
-from monitor.runtime.batcher import Encoded
-from reference_db.features.encoder import FEATURE_SIZE
-from reference_db.media.frames import MAX_HOLD_S, PICTURE_SHORT_SIDE, Frame
-from reference_db.media.sampling import MAX_LONG_SIDE, MAX_PIXELS
+from monitor.ingest.feature_windows import EncodedFrame
+from reference_db.media.frames import MAX_HOLD_S, MAX_LONG_SIDE, MAX_PIXELS, PICTURE_SHORT_SIDE, Frame
+from reference_db.store.references import FEATURE_SIZE
+
+if TYPE_CHECKING:  # commands that list channels need no decoder
+    from monitor.ingest.sources import Sample
 
 MAX_VALUE_BYTES = 8 << 20  # a picture of a second is some 10 kB
 JPEG_QUALITY = 90
@@ -113,7 +114,7 @@ class FrameRecord:
     held: bool = False
     age_ms: int = 0
     picture: NDArray[np.uint8] | None = None
-    encoded: Encoded | None = None
+    encoded: EncodedFrame | None = None
 
     @property
     def is_end(self) -> bool:
@@ -136,7 +137,7 @@ def read(record: KafkaRecord, encoder_id: str, shown: Shown) -> FrameRecord:
     seen_at = datetime.fromtimestamp((headers.ts_ms if headers.ts_ms is not None else record.timestamp) / MS, UTC)
     began_at = _began_at(headers, seen_at)
     picture: NDArray[np.uint8] | None = None
-    encoded: Encoded | None = None
+    encoded: EncodedFrame | None = None
     if headers.content_type in FORMATS:
         before, picture = shown.get(channel, (b"", None))
         if picture is None or before != value:
@@ -256,7 +257,7 @@ def dead_letter(record: KafkaRecord, bad: BadRecord) -> dict[str, Any]:
     return {"key": record.key, "value": record.value if record.value is not None else b"", "headers": headers}
 
 
-def record_of(sample: Sample, encoded: Encoded | None = None, encoder_id: str = "") -> dict[str, Any]:
+def record_of(sample: Sample, encoded: EncodedFrame | None = None, encoder_id: str = "") -> dict[str, Any]:
     """Key, value, headers and time of a sample's record: its picture, or its feature row where one is given."""
     epoch, ts_ms = sample.epoch, round(sample.arrived_at.timestamp() * MS)
     # The middle of the second, as the picture stands for it; its own time may be raw.

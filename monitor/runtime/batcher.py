@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from monitor.config.settings import Settings
 from monitor.errors import ConfigError
+from monitor.ingest.feature_windows import EncodedFrame
 from monitor.matching.mask_step import MaskStepNet, TileReader, load_mask_step
 from monitor.matching.tiles import SimilarityTile, TileMaps
 from monitor.ops.health import Worker
@@ -40,7 +41,6 @@ T = TypeVar("T")
 
 TURN = 8  # seconds of a turn at most: the first of them waits for the last
 GATHER_S = 0.25  # that a second of live air may wait for company
-Encoded: TypeAlias = tuple[NDArray[np.float32], bool]  # feature row, and whether the picture carries information
 MatchStep: TypeAlias = Generator[list[SimilarityTile], list[TileMaps], T]  # gives tiles, is sent their maps, returns
 
 
@@ -58,7 +58,7 @@ class Models:
         """Mask and step map of each tile."""
         return self._reader.read(tiles)
 
-    def encode(self, frames: list[Frame]) -> list[Encoded]:
+    def encode(self, frames: list[Frame]) -> list[EncodedFrame]:
         """Feature row of each frame and whether it carries information; a held picture is encoded once."""
         places: dict[int, int] = {}
         pictures: list[NDArray[np.uint8]] = []
@@ -103,7 +103,7 @@ class _Job:
     frame: Frame | None  # None where the feature row came along
     think: Callable[[NDArray[np.float32], bool], MatchStep[Any]]
     done: asyncio.Future[Any]
-    encoded: Encoded | None = None
+    encoded: EncodedFrame | None = None
     keep: Callable[[Any], Any] | None = None
     thought: MatchStep[Any] | None = None
     tiles: list[SimilarityTile] = field(default_factory=list)
@@ -154,7 +154,7 @@ class ChannelSlot:
     def __init__(self, compute: Batcher) -> None:
         self._compute = compute
         self._idle_since = -math.inf  # nothing of it is being worked on
-        self.last: tuple[NDArray[np.uint8], Encoded] | None = None  # used by the worker thread only
+        self.last: tuple[NDArray[np.uint8], EncodedFrame] | None = None  # used by the worker thread only
 
     def has(self, frame: Frame) -> bool:
         """Whether this picture was the last to be encoded."""
@@ -173,7 +173,7 @@ class ChannelSlot:
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         return await self._worked(_Job(self, frame, think, done, keep=keep), done)
 
-    async def encoded(self, encoded: Encoded, think: Callable[[NDArray[np.float32], bool], MatchStep[T]]) -> T:
+    async def encoded(self, encoded: EncodedFrame, think: Callable[[NDArray[np.float32], bool], MatchStep[T]]) -> T:
         """The same for a second that was encoded elsewhere."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         return await self._worked(_Job(self, None, think, done, encoded), done)

@@ -22,8 +22,8 @@ import av
 from av.error import FFmpegError
 
 from reference_db.media.addresses import OPENS, AddressRefused, ReachPolicy, scheme_of, shown
-from reference_db.media.frames import Mode
-from reference_db.media.sampling import MAX_PIXELS, RECORD, Refused, Sampling
+from reference_db.media.frames import MAX_PIXELS, Mode
+from reference_db.media.sampling import RECORD, Refused, Sampling
 
 if TYPE_CHECKING:
     from reference_db.media.http_relay import HttpRelay

@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # the decoding child samples by what is here and starts faste
     from numpy.typing import NDArray
 
 PICTURE_SHORT_SIDE = 192  # pixels; what the encoder sees, so nothing larger leaves the decoder
+MAX_LONG_SIDE = 8 * PICTURE_SHORT_SIDE  # of a picture that leaves the decoder; a banner is squeezed to it
+MAX_PIXELS = 8192 * 4352  # 8K; a header that claims more is a bomb
 JUMP_BACK_S = 10  # a step back within it is a late picture; a longer one is a clock that was set anew
 MAX_HOLD_S = 10  # a key picture older than this no longer shows what is on air
 

@@ -16,10 +16,17 @@ from av.error import FFmpegError
 from av.stream import Disposition
 from av.video.reformatter import Interpolation, VideoReformatter
 
-from reference_db.media.frames import JUMP_BACK_S, PICTURE_SHORT_SIDE, HeldOneFps, Mode, OneFps, VideoInfo
+from reference_db.media.frames import (
+    JUMP_BACK_S,
+    MAX_LONG_SIDE,
+    MAX_PIXELS,
+    PICTURE_SHORT_SIDE,
+    HeldOneFps,
+    Mode,
+    OneFps,
+    VideoInfo,
+)
 
-MAX_PIXELS = 8192 * 4352  # 8K; a header that claims more is a bomb
-MAX_LONG_SIDE = 8 * PICTURE_SHORT_SIDE  # of what is handed over; a banner is squeezed to it
 EARLY_PACKETS = 4  # of a live stream that may come without a time before one has it; if more do, it has none at all
 BAD_PACKETS_IN_A_ROW = 8  # one bad packet is skipped, so many are a bad stream
 KEY_EVERY_S = 2.1  # economy needs key pictures this often: 2 s, and 60 pictures at 29.97
