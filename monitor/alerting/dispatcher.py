@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from monitor.alerting.alerts import Alert
 from monitor.alerting.outbox import Outbox, OutboxEntry
 from monitor.alerting.sinks import Sink
 from monitor.errors import OutboxFailed
+from monitor.ops.backoff import Backoff
 from monitor.ops.health import Worker
 from monitor.ops.metrics import Metrics
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 GATHER_S = 0.5  # letters without alerts are in no hurry: those of other channels may join them
 BATCH = 100  # events handed to a sink at once
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0  # of a sink
+MAX_RETRY_S = 60.0  # between two tries of a sink
 REOPEN_S = 5.0  # between two tries to use a disk that failed
 MAX_UNSAVED = 10_000  # events kept in memory while the disk fails
 PURGE_S = 3600.0
@@ -217,7 +217,7 @@ class AlertDispatcher:
     # --- to one sink -------------------------------------------------------------------------------------------------
 
     async def _serve(self, name: str) -> None:
-        news, retry_s = self._news[name], FIRST_RETRY_S
+        news, backoff = self._news[name], Backoff(last_s=MAX_RETRY_S, jitter=0.2)
         while True:
             news.clear()
             numbers, unsaved = await self._next(name)
@@ -229,14 +229,13 @@ class AlertDispatcher:
                 await asyncio.get_running_loop().run_in_executor(self._threads[name], self._sinks[name].send, alerts)
             except Exception as error:  # whatever a sink fails by, it is tried again and delays no other
                 self._metrics.sink_failures.labels(name).inc()
-                if retry_s == FIRST_RETRY_S:
+                if backoff.is_first:
                     logger.error("sink %s failed (%s: %s); trying until it works", name, type(error).__name__, error)
-                await asyncio.sleep(retry_s * random.uniform(0.8, 1.2))
-                retry_s = min(2 * retry_s, LAST_RETRY_S)
+                await backoff.wait()
                 continue
-            if retry_s > FIRST_RETRY_S:
+            if not backoff.is_first:
                 logger.warning("sink %s works again", name)
-            retry_s = FIRST_RETRY_S
+            backoff.reset()
             self._taken[name].update(n for n, _ in numbers)
             for one in unsaved:
                 one.taken.add(name)

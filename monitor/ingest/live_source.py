@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import random
 import threading
 import time
 from collections import deque
@@ -24,6 +23,7 @@ from monitor.ingest.clock import MAX_SILENCE_S, ChannelEpoch, StreamClock
 from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.picture_health import IMPAIRED_S, PictureHealth
 from monitor.ingest.sources import Position, Sample, SampleBuffer, read_in_thread
+from monitor.ops.backoff import Backoff
 from monitor.ops.logs import channel_logs
 from monitor.ops.metrics import Metrics
 from reference_db.errors import MediaError
@@ -227,7 +227,7 @@ class _Retry:
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience
-        self._next_s = patience.first_retry_s
+        self._backoff = Backoff(patience.first_retry_s, patience.last_retry_s, jitter=0.2)
         self._crashes: deque[float] = deque(maxlen=patience.crashes)
 
     @property
@@ -239,12 +239,10 @@ class _Retry:
         """Seconds to wait after a connection that brought so many seconds of air ended for this reason."""
         patience = self._patience
         if n_brought >= patience.steady_s:
-            self._next_s = patience.first_retry_s
+            self._backoff.reset()
         if reason == "crashed":
             self._crashes.append(time.monotonic())
             return patience.crash_window_s if self.is_crash_loop else 0.0
-        wait_s = self._next_s
         if STATE_OF.get(reason) == "denied":
-            wait_s = max(wait_s, patience.denied_retry_s)
-        self._next_s = min(2 * wait_s, patience.last_retry_s)
-        return wait_s * random.uniform(0.8, 1.2)
+            self._backoff.raise_to(patience.denied_retry_s)
+        return self._backoff.take_s()

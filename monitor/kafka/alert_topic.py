@@ -19,8 +19,9 @@ from monitor.alerting.alerts import Alert
 from monitor.alerting.outbox import OutboxEntry
 from monitor.config.settings import KafkaSettings
 from monitor.errors import Unreachable
-from monitor.kafka.broker import ANSWER_S, FIRST_RETRY_S, LAST_RETRY_S, connection, ensure_topics, in_words, put_away
+from monitor.kafka.broker import ANSWER_S, connection, ensure_topics, in_words, put_away
 from monitor.kafka.records import MS
+from monitor.ops.backoff import Backoff
 from monitor.ops.metrics import Metrics
 from monitor.runtime.channel_monitor import Deliveries
 
@@ -42,7 +43,7 @@ async def follow_alerts(
     kafka: KafkaSettings, deliveries: Deliveries, metrics: Metrics, complain: Callable[[str | None], None]
 ) -> None:
     """Delivers every alert of the topic, from the oldest that was not delivered on; works until cancelled."""
-    retry_s = FIRST_RETRY_S
+    backoff = Backoff()
     while True:
         consumer = None
         try:
@@ -61,19 +62,18 @@ async def follow_alerts(
             await consumer.start()
             metrics.kafka_up.set(1)
             complain(None)
-            retry_s = FIRST_RETRY_S
+            backoff.reset()
             while True:
                 await _deliver(consumer, deliveries)
         except (KafkaError, OSError, Unreachable) as error:
-            if retry_s == FIRST_RETRY_S:
+            if backoff.is_first:
                 logger.error("the fleet's alerts cannot be read: %s; trying until they can", in_words(error))
             metrics.kafka_up.set(0)
             complain(f"the fleet's alerts cannot be read ({in_words(error)})")
         finally:
             if consumer is not None:
                 await put_away(consumer)
-        await asyncio.sleep(retry_s)
-        retry_s = min(2 * retry_s, LAST_RETRY_S)
+        await backoff.wait()
 
 
 async def _deliver(consumer: AIOKafkaConsumer, deliveries: Deliveries) -> None:

@@ -18,13 +18,12 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 from monitor.config.settings import KafkaSettings
 from monitor.errors import ConfigError, Unreachable
 from monitor.kafka.records import MAX_VALUE_BYTES
-from monitor.ops.process import wait_or
+from monitor.ops.backoff import Backoff
 from monitor.runtime.snapshots import MAX_BYTES as MAX_SNAPSHOT_BYTES
 
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 10.0  # that a broker has to answer a question
-FIRST_RETRY_S, LAST_RETRY_S = 1.0, 30.0
 ENVELOPE_BYTES = 1 << 20  # for keys, headers and batch around a value
 MAX_REQUEST_BYTES = max(MAX_SNAPSHOT_BYTES, 2 * MAX_VALUE_BYTES) + ENVELOPE_BYTES
 DAY_MS = 24 * 3600 * 1000
@@ -174,16 +173,15 @@ async def until_reached(
     work: Callable[[], Awaitable[None]], tell: Callable[[str | None], None], stop: asyncio.Event
 ) -> bool:
     """Does the work as soon as the broker can be reached; False where `stop` came first. Complaints are told."""
-    retry_s = FIRST_RETRY_S
+    backoff = Backoff()
     while not stop.is_set():
         try:
             await work()
             tell(None)
             return True
         except (Unreachable, KafkaError) as error:
-            if retry_s == FIRST_RETRY_S:
+            if backoff.is_first:
                 logger.error("%s; trying until it does", str(error).rstrip("."))
             tell(str(error))
-        await wait_or(stop, retry_s)
-        retry_s = min(2 * retry_s, LAST_RETRY_S)
+        await backoff.wait(stop)
     return False

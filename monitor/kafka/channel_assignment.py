@@ -23,8 +23,6 @@ from monitor.config.settings import ChannelSettings, KafkaSettings
 from monitor.errors import ConfigError, Unreachable
 from monitor.kafka.broker import (
     ANSWER_S,
-    FIRST_RETRY_S,
-    LAST_RETRY_S,
     connection,
     ensure_topics,
     in_words,
@@ -32,6 +30,7 @@ from monitor.kafka.broker import (
     put_away,
 )
 from monitor.kafka.records import MS
+from monitor.ops.backoff import Backoff
 from monitor.ops.metrics import Metrics
 
 if TYPE_CHECKING:  # `channels list --kafka` needs no decoder
@@ -63,7 +62,7 @@ class ChannelAssignment(ConsumerRebalanceListener):  # type: ignore[misc]
 
     async def run(self) -> None:
         """Works until cancelled; while the broker is away the channels go on."""
-        retry_s = FIRST_RETRY_S
+        backoff = Backoff()
         while True:
             consumer = AIOKafkaConsumer(
                 **connection(self._kafka),
@@ -80,7 +79,7 @@ class ChannelAssignment(ConsumerRebalanceListener):  # type: ignore[misc]
                 await consumer.start()
                 self._complain(None)
                 consumer.subscribe([self._kafka.channels], listener=self)
-                retry_s = FIRST_RETRY_S
+                backoff.reset()
                 while True:
                     await self._poll(consumer)
             except (KafkaError, OSError) as error:
@@ -88,8 +87,7 @@ class ChannelAssignment(ConsumerRebalanceListener):  # type: ignore[misc]
                 self._complain(f"the list of channels cannot be read ({in_words(error)})")
             finally:
                 await put_away(consumer)
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, LAST_RETRY_S)
+            await backoff.wait()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
         """Channels stay on air over a rebalance: who keeps them misses nothing."""

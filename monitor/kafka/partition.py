@@ -30,8 +30,6 @@ from monitor.alerting.alerts import Alert
 from monitor.errors import MonitorError
 from monitor.kafka.alert_topic import alert_record
 from monitor.kafka.broker import (
-    FIRST_RETRY_S,
-    LAST_RETRY_S,
     MAX_REQUEST_BYTES,
     connection,
     dlq_of,
@@ -41,6 +39,7 @@ from monitor.kafka.broker import (
 from monitor.kafka.channel import MatchContext, TopicChannel
 from monitor.kafka.records import MS, BadRecord, FrameRecord, KafkaRecord, Shown, dead_letter, read
 from monitor.kafka.state import OFFSET_KEY, StoredState, offset_value, read_kept
+from monitor.ops.backoff import Backoff
 from monitor.ops.logs import channel_logs
 from monitor.runtime.channel_monitor import KEEP_EVERY_S, SILENCE_S, Outcome, count_news
 
@@ -88,7 +87,7 @@ class Partition:
         self._has_bare_letters = False  # the broker does not take the values of dead letters
         self._kept_offset: int | None = None
         self._kept_at = time.monotonic()
-        self._retry_s = FIRST_RETRY_S
+        self._backoff = Backoff()
 
     # --- for the poll loop -------------------------------------------------------------------------------------------
 
@@ -143,20 +142,19 @@ class Partition:
             except Exception as error:
                 if isinstance(error, ProducerFenced):
                     # Somebody else has it: the next heartbeats say whether we still do.
-                    self._retry_s = max(self._retry_s, self._kafka.session_timeout_s / 4)
+                    self._backoff.raise_to(self._kafka.session_timeout_s / 4)
                 known = isinstance(error, KafkaError | OSError | TimeoutError | MonitorError)
                 logger.warning(
                     "partition %d is taken up again in %.0f s: %s",
                     self.frames.partition,
-                    self._retry_s,
+                    self._backoff.next_s,
                     in_words(error),
                     exc_info=None if known else error,
                 )
                 self._works.metrics.kafka_retakes.inc()
                 self._has_bare_letters |= isinstance(error, MessageSizeTooLargeError)
                 await self.close()
-                await asyncio.sleep(self._retry_s)
-                self._retry_s = min(2 * self._retry_s, LAST_RETRY_S)
+                await self._backoff.wait()
 
     async def park(self) -> None:
         """Brings it to rest with all that it knows kept; `run` may be called again."""
@@ -352,7 +350,8 @@ class Partition:
         for _, arrived_at in self._alerts:
             self._works.metrics.alert_delay.observe((datetime.now(UTC) - arrived_at).total_seconds())
         self._alerts, self._dead, self._gone = [], [], []
-        self._kept_offset, self._retry_s = self.next_offset, FIRST_RETRY_S
+        self._kept_offset = self.next_offset
+        self._backoff.reset()
         took_s = time.monotonic() - self._kept_at
         self._works.metrics.stage_duration.labels("keep").observe(took_s)
 

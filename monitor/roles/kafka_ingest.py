@@ -29,8 +29,6 @@ from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.sources import Sample, Source
 from monitor.kafka.broker import (
     ANSWER_S,
-    FIRST_RETRY_S,
-    LAST_RETRY_S,
     connection,
     ensure_topics,
     in_words,
@@ -39,9 +37,10 @@ from monitor.kafka.broker import (
 )
 from monitor.kafka.channel_assignment import ChannelAssignment
 from monitor.kafka.records import MAX_VALUE_BYTES, MS, end_of, record_of
+from monitor.ops.backoff import Backoff
 from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
-from monitor.ops.process import note, stop_on_signals, wait_or
+from monitor.ops.process import note, stop_on_signals
 from monitor.ops.systemd import notify
 from monitor.runtime.channel_roster import ChannelRoster, keep_watching, open_source, reload
 from monitor.web.server import answering
@@ -177,7 +176,7 @@ class Publisher:
 
     async def send(self, record: dict[str, Any]) -> bool:
         """Returns when the broker has it; False where it could not be reached before we had to stop."""
-        retry_s, stop_at_s = FIRST_RETRY_S, None
+        backoff, stop_at_s = Backoff(), None
         while True:
             if self._stop.is_set():
                 stop_at_s = stop_at_s or time.monotonic() + LAST_S
@@ -197,8 +196,7 @@ class Publisher:
                 await self._drop(producer)
             finally:
                 silent.cancel()
-            await wait_or(self._stop, retry_s)
-            retry_s = min(2 * retry_s, LAST_RETRY_S)
+            await backoff.wait(self._stop)
 
     async def close(self) -> None:
         await self._drop(self._producer)

@@ -28,8 +28,6 @@ from monitor.errors import Unreachable
 from monitor.evidence.keeper import keeper_of
 from monitor.kafka.broker import (
     ANSWER_S,
-    FIRST_RETRY_S,
-    LAST_RETRY_S,
     connection,
     dlq_of,
     ensure_topics,
@@ -40,9 +38,10 @@ from monitor.kafka.broker import (
 from monitor.kafka.channel import MatchContext
 from monitor.kafka.partition import Partition
 from monitor.kafka.records import MS
+from monitor.ops.backoff import Backoff
 from monitor.ops.health import Health, Worker
 from monitor.ops.metrics import Metrics
-from monitor.ops.process import note, stop_on_signals, wait_or
+from monitor.ops.process import note, stop_on_signals
 from monitor.ops.systemd import notify
 from monitor.runtime.batcher import Batcher, load_models
 from monitor.runtime.channel_monitor import ActiveLibrary
@@ -123,7 +122,7 @@ class MatchMember(ConsumerRebalanceListener):  # type: ignore[misc]
         """Returns once told to stop, with all that is known kept."""
         kafka = self._kafka
         topics = [kafka.frames, kafka.alerts, kafka.state, dlq_of(kafka.frames)]
-        retry_s = FIRST_RETRY_S
+        backoff = Backoff()
         self._metrics.kafka_up.set(0)
         if not await until_reached(partial(ensure_topics, kafka, topics), self._complain, self._stop):
             return
@@ -133,12 +132,11 @@ class MatchMember(ConsumerRebalanceListener):  # type: ignore[misc]
                 await self._life()
             except* (KafkaError, OSError, TimeoutError, Unreachable) as errors:
                 words = "; ".join(in_words(error) for error in errors.exceptions)
-                logger.error("the client is made anew in %.0f s: %s", retry_s, words)
+                logger.error("the client is made anew in %.0f s: %s", backoff.next_s, words)
                 self._tell(words)
             if time.monotonic() - began_s > GIVE_UP_S:
-                retry_s = FIRST_RETRY_S
-            await wait_or(self._stop, retry_s)
-            retry_s = min(2 * retry_s, LAST_RETRY_S)
+                backoff.reset()
+            await backoff.wait(self._stop)
 
     def _tell(self, complaint: str | None) -> None:
         self._metrics.kafka_up.set(complaint is None)

@@ -14,15 +14,14 @@ from monitor.config.settings import ChannelSettings, load_settings
 from monitor.errors import ConfigError
 from monitor.ingest.live_source import LiveSource
 from monitor.ingest.sources import FileSource, Source
+from monitor.ops.backoff import Backoff
 from monitor.ops.logs import channel_logs
 from monitor.ops.memory_limits import MemoryLimit, memory_limits
 from monitor.ops.metrics import Metrics
-from monitor.ops.process import wait_or
 
 logger = logging.getLogger(__name__)
 
 RELOAD_S = 1.0  # how often the configuration is looked at
-FIRST_RESTART_S, LAST_RESTART_S = 1.0, 30.0
 MEMORY_SHARE = 0.95  # of what may be used; beyond it no channel is begun
 CHANNEL_BYTES = 100 << 20  # of memory that a channel takes, decoder and all, by `scripts/bench.py channels`
 SETTLING_S = 30.0  # after which it has taken it
@@ -142,7 +141,7 @@ async def keep_watching(
     channel: str, recover: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], stop: asyncio.Event
 ) -> None:
     """One channel for life: whatever ends it is told once and it is started again; no other channel notices."""
-    restart_s = FIRST_RESTART_S
+    backoff = Backoff()
     with channel_logs(channel):
         try:
             await recover()
@@ -154,6 +153,5 @@ async def keep_watching(
                 logger.info("the stream ended")
                 return
             except Exception:
-                logger.exception("the channel failed; starting it again in %.0f s", restart_s)
-                await wait_or(stop, restart_s)
-                restart_s = min(2 * restart_s, LAST_RESTART_S)
+                logger.exception("the channel failed; starting it again in %.0f s", backoff.next_s)
+                await backoff.wait(stop)
