@@ -16,9 +16,10 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Self
 
-from monitor.ingest.clock import ChannelEpoch, rfc3339
+from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.excluding import Spans, trimmed
 from monitor.matching.stitching import Name, SegmentView
+from monitor.ops.timestamps import rfc3339
 from monitor.rights.rules import NO_RULES, Rules
 from reference_db.store.catalog import Reference, ReferenceId
 

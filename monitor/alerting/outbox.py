@@ -30,6 +30,7 @@ import apsw
 
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.errors import ConfigError, OutboxFailed
+from monitor.ops.timestamps import rfc3339
 from reference_db.store.transactions import transaction
 
 logger = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ class Outbox:
 
     def purge(self, keep: timedelta) -> int:
         """Forgets alerts that ended longer ago than `keep`, taken or not; how many events that were."""
-        oldest = (datetime.now(UTC) - keep).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        oldest = rfc3339(datetime.now(UTC) - keep, "milliseconds")
         with self._store() as db, transaction(db):
             gone = "SELECT alert.id FROM alert JOIN event ON n = last_n WHERE alert.type IN (?1, ?2) AND told_at < ?3"
             values = (ENDED, RETRACTED, oldest)
@@ -388,4 +389,4 @@ def _hash(body: str) -> str:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339(datetime.now(UTC), "milliseconds")

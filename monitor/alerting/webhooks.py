@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 from monitor.alerting.alerts import ENDED, RETRACTED, STARTED, UPDATED, Alert
 from monitor.errors import NoSuchWebhook, WebhookRefused, WebhooksFailed
-from monitor.ingest.clock import rfc3339
 from monitor.ops.sqlite_store import SqliteStore
+from monitor.ops.timestamps import rfc3339
 from reference_db.media.addresses import redact_url
 
 FILE = "webhooks.sqlite"

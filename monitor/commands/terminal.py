@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from monitor.config.settings import Settings, load_settings
+from monitor.ops.timestamps import rfc3339
 
 FAILED, USAGE, CONFIG, UNREACHABLE = 1, 2, 3, 4  # exit codes
 
@@ -44,7 +45,7 @@ def print_json(value: object) -> None:
 
 def plain(value: object) -> object:
     if isinstance(value, datetime):
-        return value.isoformat(timespec="seconds").replace("+00:00", "Z")
+        return rfc3339(value)
     return str(value)
 
 

@@ -25,10 +25,11 @@ from monitor.config.settings import Settings
 from monitor.evidence.pictures import Album, PicturePair, Ring, nearest
 from monitor.evidence.store import EvidenceStore, StoredEvidence, too_much
 from monitor.evidence.tiles import MARGIN_S, TILE_S, Tile, drawn, tile_of, whole_path
-from monitor.ingest.clock import ChannelEpoch, rfc3339
+from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching.mask_step import MaskStepNet
 from monitor.ops.metrics import Metrics
+from monitor.ops.timestamps import rfc3339
 from monitor.rights.rules import CONFIRMED, Rules
 from reference_db.errors import CatalogError
 from reference_db.search.feature_rows import ReferenceRows

@@ -29,7 +29,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from monitor import __version__
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.alerting.outbox import History
-from monitor.ingest.clock import rfc3339
+from monitor.ops.timestamps import rfc3339
 from monitor.rights.store import ALERT_ID, RightsStore
 
 logger = logging.getLogger(__name__)

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from monitor.ops.timestamps import rfc3339
+
 WRAP_S = 2**33 / 90_000  # the 33-bit time stamps of MPEG-TS at 90 kHz
 MAX_JUMP_S = 10.0
 MAX_SILENCE_S = 30.0
@@ -41,11 +43,6 @@ class ChannelEpoch:
         if self.began_at is None:
             return None
         return rfc3339(self.began_at + timedelta(seconds=second))
-
-
-def rfc3339(moment: datetime) -> str:
-    """The moment in UTC, to the second."""
-    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 class StreamClock:

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from monitor.ingest.clock import MAX_JUMP_S, MAX_SILENCE_S, ChannelEpoch, StreamClock, rfc3339
+from monitor.ingest.clock import MAX_JUMP_S, MAX_SILENCE_S, ChannelEpoch, StreamClock
 from monitor.kafka.records import MS, FrameRecord, epoch_time
+from monitor.ops.timestamps import rfc3339
 
 LEFT_KEPT = 16  # epochs that are remembered after they were left
 MAX_HOLE_S = 3600  # of a recording, which has no wall clock: longer ones are passed over second by second in vain

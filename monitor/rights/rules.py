@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from monitor.ingest.clock import rfc3339
+from monitor.ops.timestamps import rfc3339
 from reference_db.store.catalog import Reference, ReferenceId
 
 CONFIRMED, FALSE, LICENSED = "confirmed", "false", "licensed"

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, Field
 
-from monitor.ingest.clock import rfc3339
+from monitor.ops.timestamps import rfc3339
 from monitor.web.context import AppContext
 from reference_db.media.addresses import redact_url
 

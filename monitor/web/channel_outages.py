@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 from monitor.alerting.webhooks import CHANNEL_DOWN, CHANNEL_UP, Message, WebhookStore, body_of
 from monitor.errors import WebhooksFailed
-from monitor.ingest.clock import rfc3339
+from monitor.ops.timestamps import rfc3339
 from monitor.web.channel_board import ChannelBoard
 
 logger = logging.getLogger(__name__)

@@ -30,9 +30,10 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from benches.processes import cpu_s, tree
 from monitor.demo.films import Film
 from monitor.demo.media import render_reference
-from monitor.ingest.clock import ChannelEpoch, rfc3339
+from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.sources import Sample
 from monitor.kafka.records import FORMATS, decode, record_of
+from monitor.ops.timestamps import rfc3339
 from monitor.runtime.batcher import TURN
 from reference_db.features.encoder import load_encoder
 from reference_db.media.frames import Frame

@@ -18,7 +18,8 @@ from monitor.alerting.dispatcher import AlertDispatcher
 from monitor.alerting.outbox import Outbox, OutboxEntry
 from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
 from monitor.ops.metrics import Metrics
-from tests.alerting.test_outbox import life
+from tests.support.sample_alert import sample_events
+from tests.support.waiting import wait_until
 
 
 def posted(
@@ -43,14 +44,6 @@ def posted(
     asyncio.run(run())
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if holds():
-            return
-        await asyncio.sleep(0.01)  # sinks and writers are threads, which cannot tell this loop
-    raise AssertionError("it never came to hold")
-
-
 class Collecting:
     """A sink that fails the first few times."""
 
@@ -73,9 +66,9 @@ def test_every_sink_takes_all_in_order_and_a_hanging_one_delays_no_other(tmp_pat
     hanging = CallbackSink(lambda alert: (released.wait(), None)[1])
 
     async def work(post: AlertDispatcher) -> None:
-        await post.put(OutboxEntry("ch5", life("a1")))
-        await post.put(OutboxEntry("ch5", life("a2")))
-        await until(lambda: good.taken == flaky.taken == ALL)
+        await post.put(OutboxEntry("ch5", sample_events("a1")))
+        await post.put(OutboxEntry("ch5", sample_events("a2")))
+        await wait_until(lambda: good.taken == flaky.taken == ALL)
         assert not await post.flush(0.1)  # one sink still has nothing
         released.set()
         assert await post.flush(30)
@@ -88,11 +81,11 @@ def test_what_a_sink_did_not_take_is_given_to_it_in_the_next_life(tmp_path: Path
     dead, later = Collecting(10**9), Collecting()
 
     async def first(post: AlertDispatcher) -> None:
-        await post.put(OutboxEntry("ch5", life("a1")))
+        await post.put(OutboxEntry("ch5", sample_events("a1")))
         assert not await post.flush(0.1)
 
     async def second(post: AlertDispatcher) -> None:
-        await post.put(OutboxEntry("ch5", life("a2")))
+        await post.put(OutboxEntry("ch5", sample_events("a2")))
         assert await post.flush(30)
 
     posted(tmp_path, {"sink": dead}, first)
@@ -111,12 +104,12 @@ def test_while_the_disk_fails_alerts_are_told_and_afterwards_they_are_written(
         return metrics.registry.get_sample_value("copywatch_outbox_up")
 
     async def work(post: AlertDispatcher) -> None:
-        await post.put(OutboxEntry("ch5", life("a1"), b"state"))
-        await until(lambda: sink.taken == ALL[:3])
+        await post.put(OutboxEntry("ch5", sample_events("a1"), b"state"))
+        await wait_until(lambda: sink.taken == ALL[:3])
         assert up() == 0
         (tmp_path / "alerts.sqlite").rmdir()
-        await post.put(OutboxEntry("ch5", life("a2")))
-        await until(lambda: up() == 1 and sink.taken == ALL)
+        await post.put(OutboxEntry("ch5", sample_events("a2")))
+        await wait_until(lambda: up() == 1 and sink.taken == ALL)
         assert await post.flush(30)
 
     posted(tmp_path, {"sink": sink}, work, metrics)
@@ -126,7 +119,7 @@ def test_while_the_disk_fails_alerts_are_told_and_afterwards_they_are_written(
 
 
 def test_a_torn_line_is_cut_and_a_line_already_there_is_not_written_again(tmp_path: Path) -> None:
-    path, events = tmp_path / "alerts.jsonl", life("a1") + life("a2")
+    path, events = tmp_path / "alerts.jsonl", sample_events("a1") + sample_events("a2")
     JsonLinesSink(path).send(events[:4])
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:100])
@@ -139,7 +132,7 @@ def test_a_torn_line_is_cut_and_a_line_already_there_is_not_written_again(tmp_pa
 
 
 def test_a_file_that_was_rotated_away_is_made_anew(tmp_path: Path) -> None:
-    path, events = tmp_path / "alerts.jsonl", life("a1")
+    path, events = tmp_path / "alerts.jsonl", sample_events("a1")
     sink = JsonLinesSink(path)
     sink.send(events[:1])
     path.rename(tmp_path / "alerts.jsonl.1")

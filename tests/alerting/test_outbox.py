@@ -6,46 +6,27 @@ import errno
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
 import apsw
 import pytest
 
-from monitor.alerting.alerts import ENDED, STARTED, UPDATED, Alert, Gap
+from monitor.alerting.alerts import ENDED, STARTED, UPDATED
 from monitor.alerting.outbox import History, Outbox, OutboxEntry
 from monitor.errors import ConfigError, OutboxFailed
-from reference_db.store.catalog import ReferenceId
-from tests.support.sample_alert import alert
+from tests.support.sample_alert import sample_events
 
-ALERT = alert(
-    id="a1",
-    title="Ä film",
-    owner="Studio",
-    channel_start=12.0,
-    channel_end=40.0,
-    reference_start=3.5,
-    reference_end=31.5,
-    score=0.9,
-    gaps=(Gap(20.0, 1.0, "reconnect"),),
-)
 SINKS = ("file", "log")
-
-
-def life(alert_id: str, channel: str = "ch5", reference: str = "film") -> list[Alert]:
-    """The events of one alert, start to end."""
-    one = replace(ALERT, id=alert_id, channel=channel, reference=ReferenceId(reference))
-    return [one, replace(one, type=UPDATED, seq=2), replace(one, type=ENDED, seq=3, ended_at="2026-11-16T08:00:40Z")]
 
 
 def test_an_event_is_there_once_and_owed_to_each_sink_until_it_has_it(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS) as outbox:
-        outbox.write([OutboxEntry("ch5", life("a1")[:2], b"state 1")])
-        outbox.write([OutboxEntry("ch5", life("a1"), b"state 2")])  # told again, as a replay would
+        outbox.write([OutboxEntry("ch5", sample_events("a1")[:2], b"state 1")])
+        outbox.write([OutboxEntry("ch5", sample_events("a1"), b"state 2")])  # told again, as a replay would
         assert outbox.n_owed() == {"file": 3, "log": 3}
         first, *_ = outbox.owed("file", 0, 10)
-        assert (first.n, first.alert) == (1, ALERT)
+        assert (first.n, first.alert) == (1, sample_events("a1")[0])
         outbox.write([], {"file": {1, 2}})
         assert [event.n for event in outbox.owed("file", 0, 10)] == [3]
         assert [event.n for event in outbox.owed("log", 1, 1)] == [2]
@@ -62,8 +43,10 @@ def test_history_is_read_by_cursor_and_filter_while_the_monitor_writes(tmp_path:
     history = History(tmp_path)
     assert (history.events(), history.alerts(), history.newest()) == ([], [], 0)
     with Outbox.open(tmp_path, SINKS) as outbox:
-        outbox.write([OutboxEntry("ch5", life("a1")), OutboxEntry("ch6", life("a2", "ch6", "other")[:1])])
-        outbox.write([OutboxEntry("ch5", life("a3", reference="other")[:2])])
+        outbox.write(
+            [OutboxEntry("ch5", sample_events("a1")), OutboxEntry("ch6", sample_events("a2", "ch6", "other")[:1])]
+        )
+        outbox.write([OutboxEntry("ch5", sample_events("a3", reference="other")[:2])])
         assert history.newest() == 6
         assert [event.n for event in history.events(after=2, limit=3)] == [3, 4, 5]
         assert [event.alert.id for event in history.events(channel="ch6")] == ["a2"]
@@ -84,11 +67,11 @@ def test_history_is_read_by_cursor_and_filter_while_the_monitor_writes(tmp_path:
 
 def test_what_ended_long_ago_is_forgotten_and_its_number_never_comes_again(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS) as outbox:
-        outbox.write([OutboxEntry("ch5", life("a1") + life("a2")[:1])])
+        outbox.write([OutboxEntry("ch5", sample_events("a1") + sample_events("a2")[:1])])
         assert outbox.purge(timedelta(days=1)) == 0
         assert outbox.purge(timedelta(seconds=-1)) == 3
         assert [alert.id for alert in outbox.open_alerts()] == ["a2"]  # still on air, so it is kept
-        outbox.write([OutboxEntry("ch5", life("a3")[:1])])
+        outbox.write([OutboxEntry("ch5", sample_events("a3")[:1])])
         assert [event.n for event in History(tmp_path).events()] == [4, 5]
         assert outbox.n_owed() == {"file": 2, "log": 2}
 
@@ -101,7 +84,7 @@ def test_a_second_monitor_on_the_same_directory_is_refused_with_a_sentence(tmp_p
 
 def test_a_damaged_file_is_put_aside_and_one_flipped_byte_of_an_event_is_never_told(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS) as outbox:
-        outbox.write([OutboxEntry("ch5", life("a1"))])
+        outbox.write([OutboxEntry("ch5", sample_events("a1"))])
     db = apsw.Connection(str(tmp_path / "alerts.sqlite"))
     db.execute("UPDATE event SET body = replace(body, 'Studio', 'Studip') WHERE n = 2")
     db.close()
@@ -111,7 +94,7 @@ def test_a_damaged_file_is_put_aside_and_one_flipped_byte_of_an_event_is_never_t
     (tmp_path / "alerts.sqlite").write_bytes(content)
     with Outbox.open(tmp_path, SINKS) as outbox:
         assert outbox.snapshots() == {}
-        outbox.write([OutboxEntry("ch5", life("a1"))])
+        outbox.write([OutboxEntry("ch5", sample_events("a1"))])
     assert [path.name for path in tmp_path.glob("*damaged*")]
 
 
@@ -120,11 +103,11 @@ import sys
 from pathlib import Path
 from monitor.alerting.outbox import OutboxEntry, Outbox
 from monitor.errors import OutboxFailed
-from tests.alerting.test_outbox import life
+from tests.support.sample_alert import sample_events
 outbox, n_failed = Outbox.open(Path(sys.argv[1]), ("file",)), 0
 for number in range(6):
     try:
-        outbox.write([OutboxEntry("ch5", life(f"a{number}"), bytes(50_000))])
+        outbox.write([OutboxEntry("ch5", sample_events(f"a{number}"), bytes(50_000))])
     except OutboxFailed:
         n_failed += 1
 print(n_failed)
@@ -155,4 +138,4 @@ def test_a_disk_that_fails_once_loses_one_letter_and_nothing_else(tmp_path: Path
 def test_an_outbox_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "alerts.sqlite").mkdir()
     with Outbox.open(tmp_path, SINKS) as outbox, pytest.raises(OutboxFailed, match=r"alerts\.sqlite"):
-        outbox.write([OutboxEntry("ch5", life("a1"))])
+        outbox.write([OutboxEntry("ch5", sample_events("a1"))])

@@ -23,9 +23,9 @@ from monitor.ops.metrics import Metrics
 from monitor.rights.rules import REVIEWED
 from monitor.rights.store import FILE, RightsStore
 from monitor.runtime.channel_monitor import ActiveLibrary
-from tests.alerting.test_dispatcher import until
-from tests.alerting.test_outbox import life
 from tests.support.planted_channels import library
+from tests.support.sample_alert import sample_events
+from tests.support.waiting import wait_until
 
 ENDED_ID, OPEN_ID = "a" * 24, "b" * 24
 
@@ -50,7 +50,7 @@ class House:
             ]
             try:
                 while_it_runs()
-                await until(lambda: _passes(test))
+                await wait_until(lambda: _passes(test))
                 assert await post.flush(10)
             finally:
                 for task in tasks:
@@ -78,7 +78,7 @@ def _passes(test: Callable[[], None]) -> bool:
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     monkeypatch.setattr(reviews, "LOOK_S", 0.05)
     with Outbox.open(tmp_path, ()) as outbox:
-        outbox.write([OutboxEntry("ch5", life(ENDED_ID)), OutboxEntry("ch5", life(OPEN_ID)[:2])])
+        outbox.write([OutboxEntry("ch5", sample_events(ENDED_ID)), OutboxEntry("ch5", sample_events(OPEN_ID)[:2])])
     return House(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_an_open_alert_is_left_to_its_channel_until_it_has_ended(house: House) -
     assert house.heard == []
     assert house.lent.rules.is_rejected(OPEN_ID)
     with Outbox.open(house.folder, ("callback",)) as outbox:
-        outbox.write([OutboxEntry("ch5", life(OPEN_ID)[2:])])
+        outbox.write([OutboxEntry("ch5", sample_events(OPEN_ID)[2:])])
     asyncio.run(house.live(house.settled))
     assert [alert.type for alert in house.heard] == [ENDED, RETRACTED]
 
@@ -164,13 +164,13 @@ def test_changes_are_taken_up_and_an_unreadable_desk_changes_nothing(house: Hous
 def test_what_reviews_of_an_ended_alert_lead_to(
     decisions: list[str], seq: int, type_: str, licence: str | None
 ) -> None:
-    alert = life(ENDED_ID)[-1]
+    alert = sample_events(ENDED_ID)[-1]
     for decision in decisions:
         alert = after_review(alert, decision) or alert
     assert (alert.seq, alert.type, alert.licence) == (seq, type_, licence)
-    assert alert.ended_at == life(ENDED_ID)[-1].ended_at
+    assert alert.ended_at == sample_events(ENDED_ID)[-1].ended_at
 
 
 def test_an_alert_retracted_by_the_matching_itself_stays_so() -> None:
-    retracted = replace(life(ENDED_ID)[-1], type=RETRACTED)
+    retracted = replace(sample_events(ENDED_ID)[-1], type=RETRACTED)
     assert [after_review(retracted, decision) for decision in ("confirmed", "false", "licensed")] == [None] * 3

@@ -12,107 +12,39 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from standardwebhooks import Webhook, WebhookVerificationError
 from typer.testing import CliRunner
 
 from monitor.alerting import webhook_delivery
 from monitor.alerting.alerts import ENDED, STARTED, Gap
-from monitor.alerting.outbox import History
-from monitor.alerting.webhook_delivery import WebhookSender, send
+from monitor.alerting.webhook_delivery import send
 from monitor.alerting.webhooks import DONE, FAILED, SCHEDULE_S, WAITING, WebhookSink, WebhookStore, body_of, message_of
 from monitor.cli import app
 from monitor.errors import NoSuchWebhook, WebhookRefused
-from monitor.ops.metrics import Metrics
 from monitor.rights.store import RightsStore
 from tests.chaos.hostile import HOSTS
-from tests.support.sample_alert import alert
+from tests.support.sample_alert import sample_alert
+from tests.support.webhook_receiver import LOOPBACK, deliver_until, open_receiver
 
-LOOPBACK = ("127.0.0.1",)
 HASTY_S = (0.0, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05)
-
-
-class Receiver:
-    """A real web server; `answer` decides the status, and what came is kept."""
-
-    def __init__(self, answer: Callable[[int], int] = lambda n: 204, headers: dict[str, str] | None = None) -> None:
-        self.came: list[tuple[dict[str, str], bytes]] = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                receiver.came.append(({k.lower(): v for k, v in self.headers.items()}, body))
-                self.send_response(answer(len(receiver.came)))
-                for name, value in (headers or {}).items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/hook"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-    @property
-    def ids(self) -> list[str]:
-        return [headers["webhook-id"] for headers, _ in self.came]
-
-
-@contextmanager
-def receiver(answer: Callable[[int], int] = lambda n: 204, headers: dict[str, str] | None = None) -> Iterator[Receiver]:
-    opened = Receiver(answer, headers)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
-def courier_of(webhooks: WebhookStore, data_dir: Path, allow: tuple[str, ...] = LOOPBACK) -> WebhookSender:
-    return WebhookSender(webhooks, History(data_dir), RightsStore(data_dir), Metrics(CollectorRegistry()), allow, 30.0)
-
-
-def deliver(
-    webhooks: WebhookStore, data_dir: Path, until: Callable[[], bool], allow: tuple[str, ...] = LOOPBACK
-) -> None:
-    """Runs the courier until something is so."""
-
-    async def run() -> None:
-        working = asyncio.create_task(courier_of(webhooks, data_dir, allow).run())
-        while not await asyncio.to_thread(until):
-            assert not working.done(), working
-            await asyncio.sleep(0.02)  # what is waited for happens in other threads and processes
-        working.cancel()
-        await asyncio.wait([working])
-
-    asyncio.run(run())
 
 
 def test_a_message_is_signed_as_the_specification_says(tmp_path: Path) -> None:
     webhooks = WebhookStore(tmp_path)
-    with receiver() as one:
+    with open_receiver() as one:
         endpoint = webhooks.add(one.url)
-        WebhookSink(webhooks).send([alert()])
-        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
-    ((headers, body),) = one.came
+        WebhookSink(webhooks).send([sample_alert()])
+        deliver_until(lambda: webhooks.n_waiting() == 0, webhooks, tmp_path)
+    ((headers, body),) = one.requests
     told = Webhook(endpoint.secret).verify(body, headers)
-    assert (told["type"], told["data"]["id"]) == (STARTED, alert().id)
-    assert headers["webhook-id"] == f"msg_{alert().id}_1"
+    assert (told["type"], told["data"]["id"]) == (STARTED, sample_alert().id)
+    assert headers["webhook-id"] == f"msg_{sample_alert().id}_1"
     assert headers["content-type"] == "application/json"
     other = webhooks.add(one.url)
     with pytest.raises(Exception, match="No matching signature"):
@@ -122,14 +54,14 @@ def test_a_message_is_signed_as_the_specification_says(tmp_path: Path) -> None:
 
 def test_while_a_secret_is_replaced_both_sign(tmp_path: Path) -> None:
     webhooks = WebhookStore(tmp_path)
-    with receiver() as one:
+    with open_receiver() as one:
         first = webhooks.add(one.url)
         second = webhooks.rotate(first.id)
 
         def signs() -> list[bool]:
             """Which of the two secrets verify a message that is sent now."""
             asyncio.run(send(webhooks.get(first.id), webhooks.ping(first.id), LOOPBACK))
-            headers, body = one.came[-1]
+            headers, body = one.requests[-1]
             verified = []
             for secret in (first.secret, second.secret):
                 try:
@@ -155,27 +87,27 @@ def test_the_specification_s_own_example() -> None:
 
 def test_who_asked_for_some_events_is_told_no_others_and_each_once(tmp_path: Path) -> None:
     webhooks = WebhookStore(tmp_path)
-    with receiver() as one:
+    with open_receiver() as one:
         webhooks.add(one.url, [ENDED])
         for _ in range(2):  # the outbox may hand over twice
-            WebhookSink(webhooks).send([alert(), alert(type=ENDED, seq=2)])
-        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
-    assert one.ids == [f"msg_{alert().id}_2"]
+            WebhookSink(webhooks).send([sample_alert(), sample_alert(type=ENDED, seq=2)])
+        deliver_until(lambda: webhooks.n_waiting() == 0, webhooks, tmp_path)
+    assert one.ids == [f"msg_{sample_alert().id}_2"]
 
 
 def test_nothing_is_lost_when_a_third_of_all_tries_fail(tmp_path: Path) -> None:
     webhooks, rng, n = WebhookStore(tmp_path, HASTY_S), random.Random(7), 100
-    with receiver(lambda n: 500 if rng.random() < 0.3 else 200) as one:
+    with open_receiver(lambda n: 500 if rng.random() < 0.3 else 200) as one:
         webhooks.add(one.url)
-        WebhookSink(webhooks).send([alert(k) for k in range(n)])
-        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+        WebhookSink(webhooks).send([sample_alert(k) for k in range(n)])
+        deliver_until(lambda: webhooks.n_waiting() == 0, webhooks, tmp_path)
         (endpoint,) = webhooks.all()
         log = webhooks.deliveries(endpoint.id, limit=1000)
     assert {one.state for one in log} == {DONE}
-    assert set(one.ids) == {f"msg_{alert(k).id}_1" for k in range(n)}
+    assert set(one.ids) == {f"msg_{sample_alert(k).id}_1" for k in range(n)}
     assert len(one.ids) == sum(delivery.tries for delivery in log) > n
     bodies: dict[str, set[bytes]] = {}
-    for headers, body in one.came:
+    for headers, body in one.requests:
         bodies.setdefault(headers["webhook-id"], set()).add(body)
     assert all(len(same) == 1 for same in bodies.values())
 
@@ -187,12 +119,12 @@ def test_one_that_hangs_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monk
         released.wait(60)
         return 200
 
-    with receiver(hang) as hangs, receiver() as works:
+    with open_receiver(hang) as hangs, open_receiver() as works:
         webhooks.add(hangs.url)
         webhooks.add(works.url)
-        WebhookSink(webhooks).send([alert(k) for k in range(20)])
-        deliver(webhooks, tmp_path, lambda: len(works.came) == 20 == webhooks.n_waiting())
-        assert len(hangs.came) <= 4  # all of them still wait for an answer
+        WebhookSink(webhooks).send([sample_alert(k) for k in range(20)])
+        deliver_until(lambda: len(works.requests) == 20 == webhooks.n_waiting(), webhooks, tmp_path)
+        assert len(hangs.requests) <= 4  # all of them still wait for an answer
         released.set()
     assert webhooks.n_waiting() == 20
 
@@ -211,20 +143,20 @@ def test_what_an_answer_means(
     tmp_path: Path, answer: int, headers: dict[str, str], state: str, is_on: bool, error: str | None
 ) -> None:
     webhooks = WebhookStore(tmp_path, (0.0, 600.0))
-    with receiver(lambda n: answer, headers) as one:
+    with open_receiver(lambda n: answer, headers) as one:
         id = webhooks.add(one.url).id
-        WebhookSink(webhooks).send([alert()])
-        deliver(webhooks, tmp_path, lambda: webhooks.deliveries(id)[0].tries == 1)
+        WebhookSink(webhooks).send([sample_alert()])
+        deliver_until(lambda: webhooks.deliveries(id)[0].tries == 1, webhooks, tmp_path)
         (delivery,) = webhooks.deliveries(id)
     assert (delivery.state, delivery.last_status, delivery.last_error) == (state, answer, error)
-    assert len(one.came) == 1
+    assert len(one.requests) == 1
     endpoint = webhooks.get(id)
     assert endpoint.enabled == is_on
     if state == WAITING:
         wait_s = delivery.next_at - time.time()
         assert (3000 if answer == 429 else 0) < wait_s <= (4000 if answer == 429 else 720)
     if not is_on:
-        WebhookSink(webhooks).send([alert(1)])
+        WebhookSink(webhooks).send([sample_alert(1)])
         assert webhooks.n_waiting() == 0  # who is off is owed nothing
         assert webhooks.enable(id).enabled
 
@@ -232,15 +164,15 @@ def test_what_an_answer_means(
 def test_the_tries_are_the_specification_s_and_then_it_is_given_up(tmp_path: Path) -> None:
     assert sum(SCHEDULE_S) == 75 * 3600 + 35 * 60 + 5
     webhooks = WebhookStore(tmp_path, (0.0, 0.0, 0.0))
-    with receiver(lambda n: 500 if n <= 3 else 200) as one:
+    with open_receiver(lambda n: 500 if n <= 3 else 200) as one:
         id = webhooks.add(one.url).id
-        WebhookSink(webhooks).send([alert()])
-        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+        WebhookSink(webhooks).send([sample_alert()])
+        deliver_until(lambda: webhooks.n_waiting() == 0, webhooks, tmp_path)
         (delivery,) = webhooks.deliveries(id)
         assert (delivery.state, delivery.tries) == (FAILED, 3)
         webhooks.enable(id)
         webhooks.replay(id, delivery.n)
-        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+        deliver_until(lambda: webhooks.n_waiting() == 0, webhooks, tmp_path)
     assert webhooks.deliveries(id)[0].state == DONE
     assert len(set(one.ids)) == 1  # a replay is the same message
 
@@ -248,22 +180,19 @@ def test_the_tries_are_the_specification_s_and_then_it_is_given_up(tmp_path: Pat
 def test_killed_at_any_moment_nothing_is_lost(tmp_path: Path) -> None:
     """The courier in a process of its own, killed again and again while it delivers."""
     webhooks, n = WebhookStore(tmp_path), 60
-    program = (
-        "from tests.alerting.test_webhooks import *; d = Path(sys.argv[1]); deliver(WebhookStore(d), d, lambda: False)"
-    )
-    with receiver() as one:
+    with open_receiver() as one:
         webhooks.add(one.url)
-        WebhookSink(webhooks).send([alert(k) for k in range(n)])
+        WebhookSink(webhooks).send([sample_alert(k) for k in range(n)])
         for stop_at in (10, 35):
-            child = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)])
-            while len(one.came) < stop_at:
+            child = subprocess.Popen([sys.executable, "-m", "tests.support.webhook_receiver", str(tmp_path)])
+            while len(one.requests) < stop_at:
                 assert child.poll() is None
                 time.sleep(0.005)  # until so many have come
             child.send_signal(signal.SIGKILL)
             child.wait()
-        deliver(webhooks, tmp_path, lambda: webhooks.n_waiting() == 0)
+        deliver_until(lambda: webhooks.n_waiting() == 0, webhooks, tmp_path)
     counts = Counter(one.ids)
-    assert counts.keys() == {f"msg_{alert(k).id}_1" for k in range(n)}
+    assert counts.keys() == {f"msg_{sample_alert(k).id}_1" for k in range(n)}
     assert sum(counts.values()) <= n + 2 * webhook_delivery.AT_ONCE  # again only what was under way
 
 
@@ -295,7 +224,7 @@ def test_a_private_address_is_not_reached(tmp_path: Path, canary: socket.socket,
 
 def test_only_what_is_named_may_be_reached(tmp_path: Path) -> None:
     webhooks = WebhookStore(tmp_path)
-    with receiver() as one:
+    with open_receiver() as one:
         endpoint = webhooks.add(one.url)
         refused = asyncio.run(send(endpoint, webhooks.ping(endpoint.id), ("10.0.0.0/8",)))
         assert refused.error == "it leads to a private address; if that is meant, name it in webhooks.allow"
@@ -328,7 +257,7 @@ def test_errors_have_words_and_no_secrets(tmp_path: Path) -> None:
 
 def test_a_body_stays_below_20_kb() -> None:
     gaps = tuple(Gap(float(n), 1.0, "reconnect" * 10) for n in range(256))
-    body = message_of(alert(gaps=gaps, title="ä" * 1000, owner="ö" * 1000, reason="x" * 100)).body
+    body = message_of(sample_alert(gaps=gaps, title="ä" * 1000, owner="ö" * 1000, reason="x" * 100)).body
     assert len(body.encode()) < 20_000
     told = json.loads(body)["data"]
     assert (len(told["gaps"]), told["gaps_left_out"]) == (20, 236)
@@ -337,14 +266,14 @@ def test_a_body_stays_below_20_kb() -> None:
 
 def test_a_review_is_told_once_wherever_it_was_made(tmp_path: Path) -> None:
     webhooks, desk = WebhookStore(tmp_path), RightsStore(tmp_path)
-    desk.review(alert().id, "confirmed", by="before anybody was told")
-    with receiver() as one:
+    desk.review(sample_alert().id, "confirmed", by="before anybody was told")
+    with open_receiver() as one:
         webhooks.add(one.url)
-        deliver(webhooks, tmp_path, lambda: webhooks.reached("review") is not None)
-        desk.review(alert().id, "false", by="ada")
+        deliver_until(lambda: webhooks.reached("review") is not None, webhooks, tmp_path)
+        desk.review(sample_alert().id, "false", by="ada")
         for _ in range(2):
-            deliver(webhooks, tmp_path, lambda: len(one.came) == 1 and webhooks.n_waiting() == 0)
-    ((_, body),) = one.came
+            deliver_until(lambda: len(one.requests) == 1 and webhooks.n_waiting() == 0, webhooks, tmp_path)
+    ((_, body),) = one.requests
     assert json.loads(body)["data"]["review"]["by"] == "ada"
 
 
@@ -353,7 +282,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         environment = {"COPYWATCH_WEBHOOKS__ALLOW": '["127.0.0.1"]', "COPYWATCH_DATA_DIR": str(tmp_path)}
         return CliRunner(env=environment).invoke(app, ["webhooks", *words])
 
-    with receiver(lambda n: 200 if n == 1 else 500) as one:
+    with open_receiver(lambda n: 200 if n == 1 else 500) as one:
         made: dict[str, Any] = json.loads(run("add", one.url, "--type", "alert.ended", "--json").stdout)
         assert made["secret"].startswith("whsec_")
         assert run("test", made["id"]).stdout == "taken: it answered 200\n"

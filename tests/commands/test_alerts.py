@@ -10,14 +10,15 @@ import pytest
 from monitor.alerting.alerts import Pause
 from monitor.alerting.outbox import Outbox, OutboxEntry
 from monitor.cli import main
-from tests.alerting.test_outbox import life
-from tests.support.sample_alert import alert
+from tests.support.sample_alert import sample_alert, sample_events
 
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     with Outbox.open(tmp_path, ()) as outbox:
-        outbox.write([OutboxEntry("ch5", life("a1")), OutboxEntry("ch6", life("a2", "ch6", "other")[:1])])
+        outbox.write(
+            [OutboxEntry("ch5", sample_events("a1")), OutboxEntry("ch6", sample_events("a2", "ch6", "other")[:1])]
+        )
     return tmp_path
 
 
@@ -53,8 +54,8 @@ def test_show_says_all_of_one(data_dir: Path, capsys: pytest.CaptureFixture[str]
 
 def test_show_says_where_a_copy_paused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Outbox.open(tmp_path, ()) as outbox:
-        outbox.write([OutboxEntry("ch5", [alert(7, pauses=(Pause(65.0, 4.0),))])])
-    said = alerts(capsys, tmp_path, "show", alert(7).id)
+        outbox.write([OutboxEntry("ch5", [sample_alert(7, pauses=(Pause(65.0, 4.0),))])])
+    said = alerts(capsys, tmp_path, "show", sample_alert(7).id)
     assert [line.split(maxsplit=1)[1] for line in said.splitlines() if line.startswith("pauses")] == ["4 s at 00:01:05"]
 
 

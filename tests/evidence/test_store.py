@@ -15,14 +15,14 @@ import pytest
 from monitor.alerting.outbox import Outbox, OutboxEntry
 from monitor.evidence.store import UNFINISHED, EvidenceStore, too_much
 from monitor.rights.store import RightsStore
-from tests.alerting.test_outbox import life
+from tests.support.sample_alert import sample_events
 
 ALERT, OTHER, THIRD = "a" * 24, "b" * 24, "c" * 24
 DAYS = timedelta(days=30)
 
 
 def filled(folder: Path, alert_id: str = ALERT, size: int = 1000, age_s: float = 0.0, *, last: bool = True) -> None:
-    store, event = EvidenceStore(folder), life(alert_id)[2 if last else 0]
+    store, event = EvidenceStore(folder), sample_events(alert_id)[2 if last else 0]
     report = {"alert": event.as_dict(), "frames": [], "tiles": [], "complete": True, "note": None}
     store.write(alert_id, report, {"air-start.jpg": b"j" * size}, last=last)
     for path in store.paths(alert_id):
@@ -32,7 +32,7 @@ def filled(folder: Path, alert_id: str = ALERT, size: int = 1000, age_s: float =
 
 def told(folder: Path, *alert_ids: str) -> None:
     with Outbox.open(folder, ()) as outbox:
-        outbox.write([OutboxEntry("ch5", life(alert_id)) for alert_id in alert_ids])
+        outbox.write([OutboxEntry("ch5", sample_events(alert_id)) for alert_id in alert_ids])
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -18,8 +18,8 @@ from monitor.errors import ConfigError, InvalidRights, RightsNotFound, RightsSto
 from monitor.rights.rules import Licence, Rules
 from monitor.rights.store import FILE, RightsStore
 from reference_db.store.catalog import Catalog, Reference, ReferenceId
-from tests.alerting.test_outbox import life
 from tests.reference_db.store.test_catalog import some_features, some_reference
+from tests.support.sample_alert import sample_events
 
 ALERT, OTHER = "a" * 24, "b" * 24
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -210,7 +210,7 @@ def test_licences_and_exclusions_in_words(tmp_path: Path, capsys: pytest.Capture
 
 def test_reviews_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Outbox.open(tmp_path, ()) as outbox:
-        outbox.write([OutboxEntry("ch5", life(ALERT))])
+        outbox.write([OutboxEntry("ch5", sample_events(ALERT))])
     assert f"no alert {OTHER}" in said(capsys, tmp_path, "alerts", "review", OTHER, "false", code=1)
     assert "confirmed, false" in said(capsys, tmp_path, "alerts", "review", ALERT, "perhaps", code=1)
     assert (

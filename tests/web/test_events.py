@@ -14,7 +14,7 @@ import pytest
 from monitor.alerting.alerts import ENDED
 from monitor.alerting.outbox import OutboxEntry
 from monitor.web.routes import events
-from tests.support.sample_alert import alert
+from tests.support.sample_alert import sample_alert
 from tests.support.web_only import Door
 from tests.support.web_server import PATIENCE_S
 
@@ -50,7 +50,7 @@ def listening(door: Door, **headers: str) -> Iterator[Iterator[dict[str, str]]]:
 
 def test_alerts_are_told_as_they_come_and_from_where_a_listener_stopped(tmp_path: Path) -> None:
     with Door(tmp_path) as door, listening(door) as one, listening(door) as two:
-        door.outbox.write([OutboxEntry("ch5", [alert(), alert(type=ENDED, seq=2)])])
+        door.outbox.write([OutboxEntry("ch5", [sample_alert(), sample_alert(type=ENDED, seq=2)])])
         for listener in (one, two):
             started, ended = next(listener), next(listener)
             assert (started["event"], ended["event"]) == ("alert.started", "alert.ended")
@@ -59,7 +59,7 @@ def test_alerts_are_told_as_they_come_and_from_where_a_listener_stopped(tmp_path
             assert json.loads(ended["data"])["title"] == "<b>The Film</b>"
         with listening(door, Last_Event_ID="1") as back:
             assert next(back)["id"] == "2"
-        door.station.desk.review(alert().id, "confirmed", by="ada")
+        door.station.desk.review(sample_alert().id, "confirmed", by="ada")
         reviewed = next(one)
         assert reviewed["event"] == "alert.reviewed"
         assert "id" not in reviewed
@@ -80,11 +80,11 @@ def test_a_listener_that_does_not_read_is_dropped_and_delays_nobody(
         # Four MB for each: more than the kernel holds back for a connection, far more than a queue.
         wide = tuple({"at": float(n), "seconds": 1.0, "reason": "x" * 500} for n in range(256))
         n_events = 32
-        door.outbox.write([OutboxEntry("ch5", [alert(n, reason=json.dumps(wide)) for n in range(n_events)])])
+        door.outbox.write([OutboxEntry("ch5", [sample_alert(n, reason=json.dumps(wide)) for n in range(n_events)])])
         assert [next(reader)["id"] for _ in range(n_events)] == [str(n + 1) for n in range(n_events)]
         seen = iter(lambda: told.n_listeners, 1)
         for n, _ in enumerate(seen):
-            door.outbox.write([OutboxEntry("ch5", [alert(1000 + n)])])
+            door.outbox.write([OutboxEntry("ch5", [sample_alert(1000 + n)])])
             next(reader)  # the reader is told all the while
         assert told.n_listeners == 1
         for one in asleep:

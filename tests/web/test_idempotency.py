@@ -17,7 +17,7 @@ from monitor.web.auth.tokens import Tokens
 from monitor.web.requests import idempotency
 from monitor.web.routes import alerts
 from tests.support.recorded_channel import Studio
-from tests.support.sample_alert import alert
+from tests.support.sample_alert import sample_alert
 from tests.support.web_only import Door
 from tests.support.web_server import Reply
 
@@ -150,8 +150,8 @@ def test_twice_at_once_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(alerts, "_seqs", slowly)
     with Door(tmp_path) as door:
-        door.outbox.write([OutboxEntry("ch5", [alert()])])
-        path, replies = f"/api/v1/alerts/{alert().id}/review", list[Reply]()
+        door.outbox.write([OutboxEntry("ch5", [sample_alert()])])
+        path, replies = f"/api/v1/alerts/{sample_alert().id}/review", list[Reply]()
         first = threading.Thread(
             target=lambda: replies.append(door.client()("POST", path, {"decision": "confirmed"}, KEY))
         )
@@ -224,8 +224,8 @@ def test_a_reference_is_sent_once_and_removed_as_it_was_seen(tmp_path: Path, stu
 
 def test_many_alerts_are_reviewed_at_once_or_none(tmp_path: Path) -> None:
     with Door(tmp_path) as door:
-        door.outbox.write([OutboxEntry("ch5", [alert(n) for n in range(3)])])
-        client, ids = door.client(), [alert(n).id for n in range(3)]
+        door.outbox.write([OutboxEntry("ch5", [sample_alert(n) for n in range(3)])])
+        client, ids = door.client(), [sample_alert(n).id for n in range(3)]
         unknown = client("POST", "/api/v1/alerts/review", {"ids": [*ids, "f" * 24], "decision": "confirmed"})
         assert unknown.status == 404
         assert door.station.desk.reviews() == []

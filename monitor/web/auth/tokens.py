@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from monitor.errors import ConfigError
-from monitor.ingest.clock import rfc3339
+from monitor.ops.timestamps import rfc3339
 
 FILE = "tokens.json"
 TOKEN_PREFIX = "cw_"

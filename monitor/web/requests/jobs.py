@@ -25,8 +25,8 @@ from typing import Any
 
 from monitor.config.settings import Settings
 from monitor.errors import JobsFailed
-from monitor.ingest.clock import rfc3339
 from monitor.ops.sqlite_store import SqliteStore
+from monitor.ops.timestamps import rfc3339
 from reference_db.errors import CatalogError, CatalogLocked
 from reference_db.library import ReferenceLibrary
 

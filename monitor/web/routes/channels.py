@@ -19,7 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 from monitor.config.config_file import add_channel, remove_channel
 from monitor.config.settings import CHANNEL_NAME, ChannelSettings
 from monitor.ingest.channel_probe import look_at
-from monitor.ingest.clock import rfc3339
+from monitor.ops.timestamps import rfc3339
 from monitor.web.auth.gatekeeper import Caller
 from monitor.web.channel_board import ChannelBoard, ChannelOut
 from monitor.web.context import AppContext

@@ -11,7 +11,7 @@ from typing import Annotated
 from fastapi import FastAPI, Path, Query, Response
 from pydantic import BaseModel, Field
 
-from monitor.ingest.clock import rfc3339
+from monitor.ops.timestamps import rfc3339
 from monitor.web.context import AppContext
 from monitor.web.requests.etags import UNCHANGED, IfMatch, IfNoneMatch, check_meant, etag, unchanged
 from monitor.web.requests.jobs import Registrar

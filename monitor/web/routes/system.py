@@ -10,8 +10,8 @@ from prometheus_client.samples import Sample
 from pydantic import BaseModel, Field
 
 from monitor import __version__
-from monitor.ingest.clock import rfc3339
 from monitor.ops.metrics import Metrics
+from monitor.ops.timestamps import rfc3339
 from monitor.web.auth.gatekeeper import COOKIE, LOCAL, SCOPES_OF, Caller, Gatekeeper
 from monitor.web.auth.tokens import Tokens
 from monitor.web.channel_board import ChannelBoard
