@@ -1,4 +1,4 @@
-"""The Grafana dashboard: every query is right and asks for metrics and labels that the code exports."""
+"""The Grafana dashboard: every query is valid and uses metrics and labels that the code exports."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROWS = ["Now", "Channels", "Stages", "Resources", "Detections", "Delivery and Ka
 
 
 def filled(query: str) -> str:
-    """The query as Grafana sends it: without its variables."""
+    """The query as Grafana sends it, with its variables replaced."""
     for name, value in (("__range", "1h"), ("__rate_interval", "1m"), ("job", ".*"), ("instance", ".*")):
         query = query.replace(f"${name}", value)
     return query.replace("$channel", ".*")
 
 
 def targets() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every query with the panel's title."""
+    """Every query, with the title of its panel."""
     for panel in BOARD["panels"]:
         for target in panel.get("targets", []):
             yield panel["title"], target
@@ -40,13 +40,13 @@ QUERIES = [(title, target["expr"]) for title, target in targets()]
 
 
 @pytest.mark.parametrize(("title", "query"), QUERIES)
-def test_a_query_asks_for_what_is_exported(title: str, query: str) -> None:
+def test_a_query_uses_exported_metrics_and_labels(title: str, query: str) -> None:
     assert "$" not in filled(query)
     assert faults(filled(query)) == []
 
 
 @pytest.mark.parametrize("query", [one["query"]["query"] for one in VARIABLES.values() if one["type"] == "query"])
-def test_a_variable_lists_labels_that_there_are(query: str) -> None:
+def test_a_variable_lists_existing_labels(query: str) -> None:
     found = re.fullmatch(r"label_values\((.+), (\w+)\)", query)
     assert found
     selected, label = filled(found[1]), found[2]
@@ -54,7 +54,7 @@ def test_a_variable_lists_labels_that_there_are(query: str) -> None:
     assert label in labels_of(promql.parse(selected))
 
 
-def test_legends_name_labels_that_are_left() -> None:
+def test_legends_use_labels_of_the_result() -> None:
     for title, target in targets():
         expression = promql.parse(filled(target["expr"]))
         left = labels_of(expression)
@@ -64,14 +64,15 @@ def test_legends_name_labels_that_are_left() -> None:
             assert label in left, f"{title}: {label} is not in {sorted(left)}"
 
 
-def test_prometheus_itself_can_read_them(tmp_path: Path) -> None:
+@pytest.mark.system
+def test_prometheus_parses_every_query(tmp_path: Path) -> None:
     named = [{"record": f"query:n{n}", "expr": filled(query)} for n, (_, query) in enumerate(QUERIES)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": named}]}))
     done = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_rows_and_panels_are_whole() -> None:
+def test_rows_and_panels_are_complete() -> None:
     rows = [panel["title"] for panel in BOARD["panels"] if panel["type"] == "row"]
     assert [row.split(":")[0] for row in rows] == ROWS
     ids = [panel["id"] for panel in BOARD["panels"]]
@@ -85,7 +86,7 @@ def test_rows_and_panels_are_whole() -> None:
     assert list(VARIABLES) == ["datasource", "job", "instance", "channel"]
 
 
-def test_provisioning_leads_to_it() -> None:
+def test_provisioning_finds_the_dashboard() -> None:
     folder = ROOT / "deploy/grafana/provisioning"
     (source,) = yaml.safe_load((folder / "datasources/prometheus.yaml").read_text())["datasources"]
     assert source["uid"] == VARIABLES["datasource"]["current"]["value"]

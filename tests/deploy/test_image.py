@@ -1,4 +1,4 @@
-"""The image: its Dockerfile by hadolint, and its very commands as its user, on a read-only tree."""
+"""The image: hadolint checks the Dockerfile, and its commands run as its user on a read-only tree."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_hadolint_finds_nothing() -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_it_is_not_root_and_says_how_it_is() -> None:
+def test_it_does_not_run_as_root_and_has_a_health_check() -> None:
     assert all(int(number) > 0 for number in RECIPE.word("USER").split(":"))
     port = RECIPE.environment["COPYWATCH_WEB__PROBES_PORT"]
     assert f":{port}/readyz" in RECIPE.command("HEALTHCHECK")[-1]
@@ -42,29 +42,28 @@ def test_it_is_not_root_and_says_how_it_is() -> None:
     assert RECIPE.command("ENTRYPOINT") == ["copywatch"]
 
 
-def test_only_what_the_image_is_made_of_is_sent_to_the_engine() -> None:
-    """Every path that is copied is let through, and nothing else."""
+def test_dockerignore_passes_exactly_the_files_that_are_copied() -> None:
     allowed = re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.M)
     copied = [line.split()[1:-1] for line in DOCKERFILE.read_text().splitlines() if re.match(r"COPY (?!--from)", line)]
     assert sorted(allowed) == sorted(path for paths in copied for path in paths)
     assert all((ROOT / path).exists() for path in allowed)
 
 
-def test_its_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_its_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name, value in RECIPE.environment.items():
         if name.startswith("COPYWATCH_"):
             monkeypatch.setenv(name, value)
     settings = load_settings()
     assert settings.data_dir == Path("/data")
-    assert settings.web.host == "127.0.0.1"  # the rest is for those who made a token
+    assert settings.web.host == "127.0.0.1"  # other hosts require a token
 
 
 @pytest.fixture
 def box(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Box]:
-    """The image, made by its Dockerfile.
+    """The image, built from its Dockerfile.
 
-    What it installs is found installed already, and just that, unless `--whole-image` asks for all of it anew. The
-    index of CPU wheels is PyTorch's own; pip's usual one has the same torch, with GPU libraries beside it.
+    pip finds every library installed already, unless `--whole-image` asks for an installation from scratch. In place of
+    PyTorch's index of CPU wheels stands pip's own, which has the same torch with GPU libraries.
     """
     box = Box(RECIPE, tmp_path / "box")
     if not pytestconfig.getoption("--whole-image"):
@@ -74,6 +73,7 @@ def box(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Box]:
     subprocess.run(["rm", "-rf", box.folder], check=True)  # gigabytes, in the long form
 
 
+@pytest.mark.system
 def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Box) -> None:
     installed = {canonicalize_name(one.name): one.version for one in distributions(path=[str(box.packages)])}
     wanted = {name: one.version for name, one in needed().items()}
@@ -90,8 +90,8 @@ def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Box) -> None:
     assert f"{box.data.stat().st_uid}:{box.data.stat().st_gid}" == user
 
     adding = box.start([*RECIPE.command("ENTRYPOINT"), "refs", "add", "/data/film.mp4"])
-    told, _ = adding.communicate(timeout=120)
-    assert adding.returncode == 0, told
+    output, _ = adding.communicate(timeout=120)
+    assert adding.returncode == 0, output
 
     container = box.start([*RECIPE.command("ENTRYPOINT"), *RECIPE.command("CMD")])
     try:
@@ -108,7 +108,7 @@ def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Box) -> None:
         assert re.search(r"^Uid:\s+(\d+)\s+\1\s+\1\s+\1$", status, re.M)[1] == user.split(":")[0]  # type: ignore[index]
         assert "NoNewPrivs:\t1" in status
         assert re.findall(r"^Cap\w+:\s+(\w+)$", status, re.M) == ["0" * 16] * 5
-        for place, may in (
+        for place, is_writable in (
             ("/data", True),
             ("/tmp", True),
             ("/", False),
@@ -116,7 +116,7 @@ def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Box) -> None:
             ("/config", False),
         ):
             tried = box.join(container, ["python", "-c", f"open('{place}/tried', 'w')"])
-            assert (tried.returncode == 0) is may, place
+            assert (tried.returncode == 0) is is_writable, place
         os.kill(first_process(container), signal.SIGTERM)
         log, _ = container.communicate(timeout=60)
         assert container.returncode == 0, log

@@ -1,4 +1,4 @@
-"""Compose file, Kubernetes manifests and unit file: right by their schemas, in step with the code and each other."""
+"""Compose file, Kubernetes manifests and unit file: valid by their schemas, consistent with the code and each other."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def is_command(words: list[str]) -> bool:
 # --- compose ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_compose_file_keeps_its_schema() -> None:
+def test_the_compose_file_is_valid() -> None:
     check = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*check, DEPLOY / "compose.yaml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_its_profiles_are_there_and_our_services_are_closed() -> None:
+def test_profiles_exist_and_our_services_are_locked_down() -> None:
     services = COMPOSE["services"]
     profiles = {profile for service in services.values() for profile in service.get("profiles", [])}
     assert profiles == {"demo", "kafka", "monitoring"}
@@ -59,7 +59,7 @@ def test_its_profiles_are_there_and_our_services_are_closed() -> None:
         for volume in service.get("volumes", []):
             source = volume.split(":")[0]
             if source.startswith("./"):
-                assert (DEPLOY / source).exists() or source == "./copywatch.yaml", source  # the user's own
+                assert (DEPLOY / source).exists() or source == "./copywatch.yaml", source  # written by the user
             else:
                 assert source in COMPOSE["volumes"]
         if service["image"].startswith("copywatch:"):
@@ -68,7 +68,7 @@ def test_its_profiles_are_there_and_our_services_are_closed() -> None:
             assert is_command(service.get("command", RECIPE.command("CMD")))
 
 
-def test_variables_that_are_set_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     for service in COMPOSE["services"].values():
         for name, value in service.get("environment", {}).items():
             if name.startswith("COPYWATCH_"):
@@ -76,7 +76,8 @@ def test_variables_that_are_set_are_settings(monkeypatch: pytest.MonkeyPatch) ->
     assert load_settings().kafka.bootstrap == "kafka:9092"
 
 
-def test_prometheus_scrapes_every_role_where_it_answers() -> None:
+@pytest.mark.system
+def test_prometheus_scrapes_every_role_on_its_port() -> None:
     prometheus = DEPLOY / "prometheus/prometheus.yml"
     done = subprocess.run(["promtool", "check", "config", prometheus], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -97,11 +98,11 @@ def manifests() -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize(("name", "manifest"), list(manifests()))
-def test_a_manifest_keeps_the_schema_of_kubernetes(name: str, manifest: dict[str, Any], version: str) -> None:
+def test_a_manifest_is_valid(name: str, manifest: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
-def test_the_schemas_can_fail() -> None:
+def test_an_invalid_manifest_is_refused() -> None:
     manifest = dict(manifests())["statefulset.yaml"]
     manifest["spec"]["template"]["spec"]["containers"][0]["livenessProb"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -109,11 +110,12 @@ def test_the_schemas_can_fail() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.system
 def test_kubeconform_finds_nothing(version: str, tmp_path: Path) -> None:
-    """By the schemas that kubernetes-validate carries, each with its definitions in it: nothing is fetched."""
+    """Uses the schemas of kubernetes-validate, with their definitions inlined, so that nothing is downloaded."""
     program = shutil.which("kubeconform", path=f"{os.environ['PATH']}:{Path.home() / 'go/bin'}")
     if program is None:
-        pytest.skip("there is no kubeconform: go install github.com/yannh/kubeconform/cmd/kubeconform@latest")
+        pytest.skip("kubeconform is not installed: go install github.com/yannh/kubeconform/cmd/kubeconform@latest")
     carried = Path(kubernetes_validate.__file__).parent / f"kubernetes-json-schema/v{version}.0-local-strict"
     definitions = json.loads((carried / "_definitions.json").read_text())["$defs"]
     for _, manifest in manifests():
@@ -125,9 +127,9 @@ def test_kubeconform_finds_nothing(version: str, tmp_path: Path) -> None:
     check += ["-schema-location", f"{tmp_path}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"]
     paths = [path for path in KUBERNETES if path.name != "kustomization.yaml"]
     done = subprocess.run([*check, *paths], capture_output=True, text=True)
-    told = json.loads(done.stdout)
-    assert told["resources"] == []
-    assert told["summary"] == {"valid": len(paths), "invalid": 0, "errors": 0, "skipped": 0}
+    report = json.loads(done.stdout)
+    assert report["resources"] == []
+    assert report["summary"] == {"valid": len(paths), "invalid": 0, "errors": 0, "skipped": 0}
 
 
 def test_every_manifest_is_applied() -> None:
@@ -135,7 +137,7 @@ def test_every_manifest_is_applied() -> None:
     assert sorted(kustomization["resources"]) == sorted(name for name, _ in manifests())
 
 
-def test_the_pod_is_closed_limited_and_probed() -> None:
+def test_the_pod_is_locked_down_limited_and_probed() -> None:
     pod = dict(manifests())["statefulset.yaml"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     user, group = map(int, RECIPE.word("USER").split(":"))
@@ -150,10 +152,10 @@ def test_the_pod_is_closed_limited_and_probed() -> None:
     assert paths == {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
     assert {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")} == {"/data", "/tmp"}
     assert is_command(container["args"])
-    assert pod["enableServiceLinks"] is False  # else Kubernetes sets COPYWATCH_PORT, which is no setting
+    assert pod["enableServiceLinks"] is False  # otherwise Kubernetes sets COPYWATCH_PORT, which is not a setting
 
 
-def test_selectors_meet_the_pod() -> None:
+def test_selectors_match_the_pod() -> None:
     named = dict(manifests())
     labels = named["statefulset.yaml"]["spec"]["template"]["metadata"]["labels"]
     selectors = [
@@ -165,7 +167,7 @@ def test_selectors_meet_the_pod() -> None:
     assert all(selector.items() <= labels.items() for selector in selectors)
 
 
-def test_the_settings_in_the_config_map_are_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_in_the_config_map_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = dict(manifests())["configmap.yaml"]["data"].values()
     (tmp_path / "copywatch.yaml").write_text(text)
     channels = [{"name": "five", "url": "http://198.51.100.7/live.m3u8"}]
@@ -173,7 +175,7 @@ def test_the_settings_in_the_config_map_are_right(tmp_path: Path, monkeypatch: p
     assert [one.name for one in load_settings(tmp_path / "copywatch.yaml").channels] == ["five"]
 
 
-def test_the_operator_s_rules_are_prometheus_s() -> None:
+def test_the_rules_of_the_operator_are_those_of_prometheus() -> None:
     rule = yaml.safe_load((DEPLOY / "kubernetes/monitoring/prometheusrule.yaml").read_text())
     assert rule["spec"] == yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())
     service = dict(manifests())["service.yaml"]
@@ -188,29 +190,31 @@ def test_the_operator_s_rules_are_prometheus_s() -> None:
 
 @pytest.fixture
 def unit(tmp_path: Path) -> Path:
-    """The unit file, with the program where it is here."""
+    """The unit file, with the path of this environment's program."""
     text = (DEPLOY / "copywatch.service").read_text()
     path = tmp_path / "copywatch.service"
     path.write_text(text.replace("/opt/copywatch/bin/copywatch", str(Path(sys.executable).parent / "copywatch")))
     return path
 
 
-def test_systemd_finds_the_unit_right(unit: Path) -> None:
+@pytest.mark.system
+def test_systemd_accepts_the_unit(unit: Path) -> None:
     done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
+@pytest.mark.system
 def test_the_unit_is_hardened(unit: Path) -> None:
-    """Systemd's own score, 0 (closed) to 10 (open), times ten; 1.5 when this was written."""
+    """Systemd's exposure score is below 2.0 of 10; it was 1.5 when this was written."""
     check = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=20"]
     done = subprocess.run([*check, unit], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_unit_runs_what_there_is() -> None:
+def test_the_unit_runs_an_existing_command() -> None:
     text = (DEPLOY / "copywatch.service").read_text()
     (command,) = re.findall(r"^ExecStart=/opt/copywatch/bin/copywatch (.+)$", text, re.M)
     assert is_command(command.split())
     settings = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
     assert settings["Type"] == "notify"
-    assert settings["RestartPreventExitStatus"] == "3"  # the exit code of a wrong configuration
+    assert settings["RestartPreventExitStatus"] == "3"  # the exit code of an invalid configuration

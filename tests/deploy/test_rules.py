@@ -1,4 +1,4 @@
-"""The alert rules: right by promtool, about metrics that there are, and fired by real faults of a real `serve`."""
+"""The alert rules: valid for promtool, on exported metrics, and fired by real faults of a real `serve`."""
 
 from __future__ import annotations
 
@@ -51,12 +51,14 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
-def test_promtool_finds_them_right() -> None:
+@pytest.mark.system
+def test_promtool_accepts_them() -> None:
     done = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
-def test_each_fires_when_it_should_and_not_before() -> None:
+@pytest.mark.system
+def test_each_fires_after_its_time_and_not_before() -> None:
     written = Path(__file__).parent / "rules_test.yml"
     tested = {
         case["alertname"] for test in yaml.safe_load(written.read_text())["tests"] for case in test["alert_rule_test"]
@@ -66,11 +68,11 @@ def test_each_fires_when_it_should_and_not_before() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_they_ask_for_what_the_code_exports() -> None:
+def test_they_use_exported_metrics_and_labels() -> None:
     assert {rule["alert"]: found for rule in rules() if (found := faults(rule["expr"]))} == {}
 
 
-def test_each_says_what_to_do() -> None:
+def test_each_has_a_summary_and_a_runbook() -> None:
     for rule in rules():
         assert rule["labels"]["severity"] in ("page", "ticket")
         assert set(rule["annotations"]) == {"summary", "runbook"}
@@ -79,17 +81,17 @@ def test_each_says_what_to_do() -> None:
         assert "for" in rule
 
 
-def test_the_page_on_operating_says_the_same() -> None:
-    told = re.findall(r"^\| `(\w+)` \| (page|ticket) \| (.+) \|$", (ROOT / "deploy/README.md").read_text(), re.M)
+def test_the_operations_page_has_the_same_runbooks() -> None:
+    documented = re.findall(r"^\| `(\w+)` \| (page|ticket) \| (.+) \|$", (ROOT / "deploy/README.md").read_text(), re.M)
     runbooks = [re.sub(r"{{ \$labels\.\w+ }}", "NAME", rule["annotations"]["runbook"]) for rule in rules()]
-    assert told == [(rule["alert"], rule["labels"]["severity"], runbooks[n]) for n, rule in enumerate(rules())]
+    assert documented == [(rule["alert"], rule["labels"]["severity"], runbooks[n]) for n, rule in enumerate(rules())]
 
 
 # --- fired by real faults ---------------------------------------------------------------------------------------------
 
 
 class Heavy(nn.Module):
-    """The shipped frame encoder as TorchScript, to which a bright picture is very hard work."""
+    """The shipped frame encoder as TorchScript, which takes long for a bright picture."""
 
     def __init__(self, network: FrameEncoder, n_rounds: int) -> None:
         super().__init__()
@@ -109,7 +111,7 @@ class Heavy(nn.Module):
 
 
 def write_heavy(path: Path, turn_s: float) -> Path:
-    """Such an encoder, which takes about so long for a bright picture on this machine."""
+    """Writes such an encoder, which takes about `turn_s` for a bright picture on this machine."""
     network = FrameEncoder().eval()
     network.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()})
     bright, n_rounds = np.full((90, 160, 3), 255, np.uint8), 20
@@ -121,21 +123,21 @@ def write_heavy(path: Path, turn_s: float) -> Path:
 
 
 def write_air(path: Path, film: Film, *, bright: bool = False) -> Path:
-    """Some seconds of the film, dark or bright."""
+    """Writes some seconds of the film, dark or bright."""
 
-    def shown(time_s: float) -> NDArray[np.uint8]:
+    def picture(time_s: float) -> NDArray[np.uint8]:
         dim = film.picture(time_s) // 3
         return dim + np.uint8(170) if bright else dim
 
     times = [n / FPS for n in range(LENGTH_S * FPS)]
-    return media.write_clip(path, ((t, shown(t)) for t in times), fps=FPS, gop=FPS, b_frames=0)
+    return media.write_clip(path, ((t, picture(t)) for t in times), fps=FPS, gop=FPS, b_frames=0)
 
 
 @contextmanager
 def on_air(clip: Path, past_s: float = 1.0) -> Iterator[str]:
-    """A live server that begins with some seconds of the past, as relays do; its address. It hangs up when it ends."""
+    """The address of a live server that starts `past_s` in the past, as relays do; it closes connections at the end."""
     air, is_over = Air(clip, LENGTH_S), threading.Event()
-    air._began -= 4 * LENGTH_S  # it has been on air for a while
+    air._began -= 4 * LENGTH_S  # the stream has run for a while
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
@@ -152,7 +154,7 @@ def on_air(clip: Path, past_s: float = 1.0) -> Iterator[str]:
 
 @dataclass
 class Prometheus:
-    """Debian's, which scrapes and evaluates every second."""
+    """A Prometheus that scrapes and evaluates every second."""
 
     address: str
     targets: Path
@@ -172,11 +174,11 @@ class Prometheus:
 
 @pytest.fixture
 def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
-    hasty = yaml.safe_load(RULES.read_text())
-    for group in hasty["groups"]:
+    quick = yaml.safe_load(RULES.read_text())
+    for group in quick["groups"]:
         for rule in group["rules"]:
-            rule["for"] = "2s"  # all that is changed
-    (tmp_path / "rules.yml").write_text(yaml.safe_dump(hasty))
+            rule["for"] = "2s"  # the only change
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump(quick))
     (tmp_path / "prometheus.yml").write_text(
         f"""
 global: {{scrape_interval: 1s, evaluation_interval: 1s}}
@@ -204,6 +206,7 @@ scrape_configs:
     process.wait()
 
 
+@pytest.mark.system
 def test_real_faults_fire_them(prometheus: Prometheus, tmp_path: Path) -> None:
     encoder = write_heavy(tmp_path / "heavy.pt", turn_s=2.5)
     film = write_air(tmp_path / "film.ts", FILM)
@@ -233,10 +236,10 @@ def test_real_faults_fire_them(prometheus: Prometheus, tmp_path: Path) -> None:
         until(lambda: not prometheus.firing() & {"CopywatchAbsent", "CopywatchDown"}, prometheus.firing)
         assert not prometheus.firing() & BY_FAULTS
 
-        dying.close()  # the server of one channel is gone
+        dying.close()  # the server of one channel stops
         (tmp_path / "data/catalog.sqlite").write_bytes(b"garbage" * 4096)
-        (tmp_path / "out").rename(tmp_path / "gone")  # the file of alerts has no folder any more
-        # Two channels more than this machine holds: one is hard work, the other airs the film meanwhile.
+        (tmp_path / "out").rename(tmp_path / "gone")  # the folder of the alert file is missing
+        # Two channels more than this machine can match: one is expensive, the other carries the film.
         channels["hard"] = stack.enter_context(on_air(hard, past_s=60.0))
         channels["late"] = stack.enter_context(on_air(film, past_s=40.0))
         configure()
