@@ -185,7 +185,7 @@ class AlertBook:
         return set(self._told)
 
     @property
-    def withdrawn(self) -> frozenset[str]:
+    def retracted_open(self) -> frozenset[str]:
         """Ids of the alerts that the desk had retracted and whose segments are still open."""
         return frozenset(self._withdrawn)
 
@@ -194,7 +194,7 @@ class AlertBook:
         views, self._views = self._views, {}
         return views
 
-    def heed(self, rules: Rules, now_s: int, gaps: list[Gap]) -> list[Alert]:
+    def apply_rules(self, rules: Rules, now_s: int, gaps: list[Gap]) -> list[Alert]:
         """Takes what the desk has decided into force; the news is of open alerts that it now licenses or not."""
         if rules is self._rules:
             return []
@@ -208,7 +208,7 @@ class AlertBook:
         return [self._tell(UPDATED, alert_id, view, now_s, gaps) for alert_id, view in changed]
 
     @property
-    def told(self) -> set[Name]:
+    def open_segments(self) -> set[Name]:
         """Names of the segments whose alerts are open."""
         return {told.last_view.name for told in self._told.values()}
 

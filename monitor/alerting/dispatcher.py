@@ -1,6 +1,6 @@
-"""The post: letters of all channels go to disk first, then to every sink at its own pace.
+"""The post: entries of all channels go to disk first, then to every sink at its own pace.
 
-One thread writes the outbox, and letters that come together share a transaction. Each sink is served by a task and a
+One thread writes the outbox, and entries that come together share a transaction. Each sink is served by a task and a
 thread of its own: in order, at least once, again and again with back-off until it has taken an event, so one that
 hangs delays no other. While the disk fails, alerts wait in memory and go to the sinks all the same; once it works
 again they are written with the knowledge of who has them.
@@ -29,7 +29,7 @@ from monitor.ops.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-GATHER_S = 0.5  # letters without alerts are in no hurry: those of other channels may join them
+GATHER_S = 0.5  # entries without alerts are in no hurry: those of other channels may join them
 BATCH = 100  # events handed to a sink at once
 MAX_RETRY_S = 60.0  # between two tries of a sink
 REOPEN_S = 5.0  # between two tries to use a disk that failed
@@ -67,7 +67,7 @@ class AlertDispatcher:
         self._metrics = metrics
         self._keep = keep
         self._on_state = on_state  # is told what is wrong with the disk, and None when it is right again
-        self._waiting: list[tuple[OutboxEntry, asyncio.Future[None]]] = []  # bounded: each channel waits for its letter
+        self._waiting: list[tuple[OutboxEntry, asyncio.Future[None]]] = []  # bounded: each channel waits for its entry
         self._urgent, self._something = asyncio.Event(), asyncio.Event()
         self._news = {sink: asyncio.Event() for sink in sinks}
         self._taken: dict[str, set[int]] = {sink: set() for sink in sinks}  # by sinks, not on disk yet
@@ -78,12 +78,12 @@ class AlertDispatcher:
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
         self._threads = {sink: ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sink-{sink}") for sink in sinks}
 
-    async def put(self, letter: OutboxEntry) -> None:
-        """Returns when the letter is on disk; or, while the disk fails, in memory and on its way."""
+    async def put(self, entry: OutboxEntry) -> None:
+        """Returns when the entry is on disk; or, while the disk fails, in memory and on its way."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((letter, done))
+        self._waiting.append((entry, done))
         self._something.set()
-        if letter.alerts:
+        if entry.alerts:
             self._urgent.set()
         await done
 
@@ -115,7 +115,7 @@ class AlertDispatcher:
         if self._unsaved:
             return any(set(self._sinks) - unsaved.taken for unsaved in self._unsaved)
         try:
-            return any((await self._on_disk(self._outbox.n_owed)).values())
+            return any((await self._on_disk(self._outbox.n_pending)).values())
         except OutboxFailed:
             return False
 
@@ -135,27 +135,28 @@ class AlertDispatcher:
                         await self._urgent.wait()
             self._something.clear()
             self._urgent.clear()
-            letters, self._waiting = self._waiting, []
-            await self._write([letter for letter, _ in letters])
-            for _, done in letters:
+            entries, self._waiting = self._waiting, []
+            await self._write([entry for entry, _ in entries])
+            for _, done in entries:
                 if not done.done():
                     done.set_result(None)
             self._metrics.outbox_unsaved.set(len(self._unsaved))
 
-    async def _write(self, letters: list[OutboxEntry]) -> None:
+    async def _write(self, entries: list[OutboxEntry]) -> None:
         if self._failed_at is not None and time.monotonic() - self._failed_at < REOPEN_S:
-            self._hold(letters)
+            self._hold(entries)
             return
         taken = {sink: set(numbers) for sink, numbers in self._taken.items() if numbers}
         unsaved = list(self._unsaved)
         held = [
-            OutboxEntry(u.channel, [u.alert], taken={(u.alert.id, u.alert.seq): frozenset(u.taken)}) for u in unsaved
+            OutboxEntry(u.channel, [u.alert], delivered={(u.alert.id, u.alert.seq): frozenset(u.taken)})
+            for u in unsaved
         ]
         try:
-            owed = await self._on_disk(self._written, [*held, *self._late_snapshots.values(), *letters], taken)
+            owed = await self._on_disk(self._written, [*held, *self._late_snapshots.values(), *entries], taken)
         except OutboxFailed as error:
             self._fail(error)
-            self._hold(letters)
+            self._hold(entries)
             return
         self._recover()
         self._late_snapshots.clear()
@@ -165,23 +166,25 @@ class AlertDispatcher:
             self._taken[sink] -= numbers
         for sink, n in owed.items():
             self._metrics.outbox_owed.labels(sink).set(n)
-        if unsaved or any(letter.alerts for letter in letters):
+        if unsaved or any(entry.alerts for entry in entries):
             self._ring()
 
-    def _written(self, letters: list[OutboxEntry], taken: Mapping[str, set[int]]) -> dict[str, int]:
+    def _written(self, entries: list[OutboxEntry], taken: Mapping[str, set[int]]) -> dict[str, int]:
         """How many events each sink is owed once these are on disk."""
-        self._outbox.write(letters, taken)
+        self._outbox.write(entries, taken)
         try:
-            return self._outbox.n_owed()
+            return self._outbox.n_pending()
         except OutboxFailed:
             return {}  # what was written is; the next write tells
 
-    def _hold(self, letters: list[OutboxEntry]) -> None:
+    def _hold(self, entries: list[OutboxEntry]) -> None:
         """Keeps in memory what the disk did not take."""
-        for letter in letters:
-            self._unsaved.extend(_UnsavedEntry(letter.channel, alert) for alert in letter.alerts)
-            if letter.snapshot is not None or letter.forget:
-                self._late_snapshots[letter.channel] = OutboxEntry(letter.channel, (), letter.snapshot, letter.forget)
+        for entry in entries:
+            self._unsaved.extend(_UnsavedEntry(entry.channel, alert) for alert in entry.alerts)
+            if entry.snapshot is not None or entry.drop_snapshot:
+                self._late_snapshots[entry.channel] = OutboxEntry(
+                    entry.channel, (), entry.snapshot, entry.drop_snapshot
+                )
         while len(self._unsaved) > MAX_UNSAVED:
             self._unsaved.popleft()
             logger.error("an alert was dropped from memory before the disk could take it")
@@ -248,7 +251,7 @@ class AlertDispatcher:
         if self._failed_at is None:
             try:
                 after = max(self._taken[name], default=0)
-                owed = await self._on_disk(self._outbox.owed, name, after, BATCH)
+                owed = await self._on_disk(self._outbox.pending, name, after, BATCH)
                 return [(event.n, event.alert) for event in owed], []
             except OutboxFailed as error:
                 self._fail(error)

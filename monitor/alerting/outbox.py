@@ -59,13 +59,13 @@ PRAGMA user_version = 1;
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OutboxEntry:
-    """What a channel has to say: alerts, and the snapshot that knows of them. `forget` drops the kept snapshot."""
+    """Alerts of one channel and the snapshot taken after them; `drop_snapshot` deletes the stored snapshot."""
 
     channel: str
     alerts: Sequence[Alert] = ()
     snapshot: bytes | None = None
-    forget: bool = False
-    taken: Mapping[tuple[str, int], Collection[str]] = field(default_factory=dict)  # sinks that have an event already
+    drop_snapshot: bool = False
+    delivered: Mapping[tuple[str, int], Collection[str]] = field(default_factory=dict)  # by id and seq: sinks
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Event:
     """One alert event as it was told; `n` rises with each and is never used again."""
 
     n: int
-    told_at: str  # RFC 3339 UTC
+    emitted_at: str  # RFC 3339 UTC
     alert: Alert
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
-        return {"n": self.n, "told_at": self.told_at, **self.alert.as_dict()}
+        return {"n": self.n, "emitted_at": self.emitted_at, **self.alert.as_dict()}
 
 
 class Outbox:
@@ -129,24 +129,22 @@ class Outbox:
             os.close(self._lock)
             self._lock = None
 
-    def write(self, letters: Sequence[OutboxEntry], taken: Mapping[str, Collection[int]] | None = None) -> None:
-        """All of the letters, and which events each sink has taken, in one transaction; on disk when it returns."""
+    def write(self, entries: Sequence[OutboxEntry], delivered: Mapping[str, Collection[int]] | None = None) -> None:
+        """All of the entries, and which events each sink has taken, in one transaction; on disk when it returns."""
         now = _now()
         with self._store() as db, transaction(db):
-            for letter in letters:
-                for alert in letter.alerts:
-                    self._tell(db, alert, now, letter.taken.get((alert.id, alert.seq), ()))
-                if letter.snapshot is not None:
-                    db.execute(
-                        "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?)", (letter.channel, letter.snapshot, now)
-                    )
-                elif letter.forget:
-                    db.execute("DELETE FROM snapshot WHERE channel = ?", (letter.channel,))
-            for sink, numbers in (taken or {}).items():
+            for entry in entries:
+                for alert in entry.alerts:
+                    self._tell(db, alert, now, entry.delivered.get((alert.id, alert.seq), ()))
+                if entry.snapshot is not None:
+                    db.execute("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?)", (entry.channel, entry.snapshot, now))
+                elif entry.drop_snapshot:
+                    db.execute("DELETE FROM snapshot WHERE channel = ?", (entry.channel,))
+            for sink, numbers in (delivered or {}).items():
                 rows = [(now, sink, n) for n in numbers]
                 db.executemany("UPDATE delivery SET delivered_at = ? WHERE sink = ? AND n = ?", rows)
 
-    def owed(self, sink: str, after: int, limit: int) -> list[Event]:
+    def pending(self, sink: str, after: int, limit: int) -> list[Event]:
         """The oldest events with a number above `after` that this sink has not taken."""
         with self._store() as db:
             rows = db.execute(
@@ -156,7 +154,7 @@ class Outbox:
             )
             return _events(rows)
 
-    def n_owed(self) -> dict[str, int]:
+    def n_pending(self) -> dict[str, int]:
         """How many events each sink has not taken."""
         with self._store() as db:
             counted = dict(db.execute("SELECT sink, count(*) FROM delivery WHERE delivered_at IS NULL GROUP BY sink"))

@@ -32,7 +32,7 @@ class RulesHolder(Protocol):
     rules: Rules
 
     @property
-    def withdrawn(self) -> Mapping[str, Collection[str]]:
+    def retracted_open(self) -> Mapping[str, Collection[str]]:
         """By channel, ids of the alerts that are retracted and still on air."""
         ...
 
@@ -40,8 +40,8 @@ class RulesHolder(Protocol):
 class EventOutput(Protocol):
     """Where events go."""
 
-    async def put(self, letter: OutboxEntry) -> None:
-        """Returns when the letter is safe."""
+    async def put(self, entry: OutboxEntry) -> None:
+        """Returns when the entry is safe."""
         ...
 
 
@@ -60,7 +60,7 @@ def after_review(last: Alert, decision: str) -> Alert | None:
     return None
 
 
-def rules_at_start(data_dir: Path) -> Rules:
+def load_rules(data_dir: Path) -> Rules:
     """What the desk has decided; nothing where it cannot be read, since monitoring matters more."""
     try:
         return RightsStore(data_dir).rules()
@@ -80,12 +80,12 @@ async def watch_rights(
     desk, known = RightsStore(data_dir), None
     while True:
         try:
-            change = await asyncio.to_thread(desk.change)
+            change = await asyncio.to_thread(desk.revision)
             if change != known:
                 heeding.rules = await asyncio.to_thread(desk.rules)
                 known = change
             if telling is not None:
-                on_air = {alert_id for ids in dict(heeding.withdrawn).values() for alert_id in ids}
+                on_air = {alert_id for ids in dict(heeding.retracted_open).values() for alert_id in ids}
                 await _settle(desk, History(data_dir), metrics, telling, on_air)
             if problems.pop("desk", None):
                 logger.warning("the desk can be read again")
@@ -100,7 +100,7 @@ async def _settle(
     desk: RightsStore, history: History, metrics: Metrics, telling: EventOutput, on_air: Collection[str]
 ) -> None:
     """Acts on every review that waits, the newest of each alert; those of alerts on air go on waiting."""
-    waiting = await asyncio.to_thread(desk.unsettled)
+    waiting = await asyncio.to_thread(desk.unapplied_reviews)
     newest = {review.alert_id: review for review in waiting}
     for alert_id, review in newest.items():
         events = await asyncio.to_thread(history.alert, alert_id)
@@ -112,6 +112,6 @@ async def _settle(
             await telling.put(OutboxEntry(news.channel, [news]))
             metrics.alert_told(news.channel, news.type, news.licence)
         settled = [one for one in waiting if one.alert_id == alert_id]
-        await asyncio.to_thread(desk.settle, [one.n for one in settled])
+        await asyncio.to_thread(desk.mark_applied, [one.n for one in settled])
         for one in settled:
             metrics.reviews.labels(one.decision).inc()

@@ -1,4 +1,4 @@
-"""The courier: takes each message to its endpoint, signed, and comes back later where it was not taken.
+"""The sender: takes each message to its endpoint, signed, and comes back later where it was not taken.
 
 Every endpoint is served beside the others and at its own pace; one that hangs or fails is tried with one message at a
 time. Addresses are looked up here, every number is checked, and just those are connected to: a name has no chance to
@@ -66,7 +66,7 @@ class WebhookSender:
         self._news = asyncio.Event()
         self._disk = ThreadPoolExecutor(max_workers=1, thread_name_prefix="webhooks")
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """There is something new to deliver; on the loop only."""
         self._news.set()
 
@@ -102,15 +102,15 @@ class WebhookSender:
         delivery = await asyncio.to_thread(self.webhooks.ping, id)
         endpoint = await asyncio.to_thread(self.webhooks.get, id)
         attempt = await send(endpoint, delivery, self._allow)
-        return await asyncio.to_thread(self.webhooks.settle, delivery, attempt, 1.0)
+        return await asyncio.to_thread(self.webhooks.record_attempt, delivery, attempt, 1.0)
 
     async def _deliver(self, endpoint: Endpoint, delivery: Delivery) -> None:
         try:
             attempt = await send(endpoint, delivery, self._allow)
-            self._metrics.webhook_deliveries.labels("taken" if attempt.was_taken else "failed").inc()
+            self._metrics.webhook_deliveries.labels("taken" if attempt.succeeded else "failed").inc()
             with suppress(NoSuchWebhook):  # removed meanwhile
-                after = await self._on_disk(self.webhooks.settle, delivery, attempt, random.uniform(0.9, 1.2))
-                if not attempt.was_taken:
+                after = await self._on_disk(self.webhooks.record_attempt, delivery, attempt, random.uniform(0.9, 1.2))
+                if not attempt.succeeded:
                     answer = attempt.error or f"it answered {attempt.status}"
                     logger.warning("webhook %s: %s (try %d, %s)", endpoint.id, answer, after.tries, after.state)
         except WebhooksFailed as error:
@@ -122,17 +122,17 @@ class WebhookSender:
 
     def _look(self, busy: dict[str, set[int]]) -> tuple[list[tuple[Endpoint, Delivery]], int]:
         """What is due now, and how many messages wait."""
-        self._owe_reviews()
+        self._enqueue_reviews()
         return self.webhooks.due(time.time(), busy, AT_ONCE), self.webhooks.n_waiting()
 
-    def _owe_reviews(self) -> None:
+    def _enqueue_reviews(self) -> None:
         """Reviews are no events of the outbox: they are read from the desk, once each, from where we stopped."""
         if not self.webhooks.all():
             return
-        at = self.webhooks.reached("review")
+        at = self.webhooks.position("review")
         if at is None:
             newest = max((review.n for review in self._desk.reviews(limit=10**9)), default=0)
-            self.webhooks.owe([], ("review", newest))
+            self.webhooks.enqueue([], ("review", newest))
             return
         reviews = self._desk.reviews(after=at, limit=100)
         messages = []
@@ -142,7 +142,7 @@ class WebhookSender:
             name = f"msg_{review.alert_id}_review{review.n}"
             messages.append(Message(name, REVIEWED, review.alert_id, body_of(REVIEWED, data)))
         if reviews:
-            self.webhooks.owe(messages, ("review", reviews[-1].n))
+            self.webhooks.enqueue(messages, ("review", reviews[-1].n))
 
     async def _on_disk(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._disk, lambda: work(*args, **kwargs))

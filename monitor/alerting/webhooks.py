@@ -147,7 +147,7 @@ class Attempt:
     wait_s: float = 0.0
 
     @property
-    def was_taken(self) -> bool:
+    def succeeded(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
 
 
@@ -234,7 +234,7 @@ class WebhookStore:
 
     # --- what each is owed -------------------------------------------------------------------------------------------
 
-    def owe(self, messages: Sequence[Message], reached: tuple[str, int] | None = None) -> None:
+    def enqueue(self, messages: Sequence[Message], reached: tuple[str, int] | None = None) -> None:
         """Owes the messages to every endpoint that wants such events; on disk when this returns, once each.
 
         `reached` notes what they were made from, in the same transaction: how far a list was read, say.
@@ -258,7 +258,7 @@ class WebhookStore:
             if reached is not None:
                 db.execute("INSERT OR REPLACE INTO reached VALUES (?, ?)", reached)
 
-    def reached(self, what: str) -> int | None:
+    def position(self, what: str) -> int | None:
         """What was noted last under this name."""
         rows = self._file.rows("SELECT n FROM reached WHERE what = ?", (what,))
         return int(rows[0][0]) if rows else None
@@ -301,13 +301,13 @@ class WebhookStore:
                 found += [(endpoint, Delivery(*row)) for row in rows]
         return found
 
-    def settle(self, delivery: Delivery, attempt: Attempt, jitter: float) -> Delivery:
+    def record_attempt(self, delivery: Delivery, attempt: Attempt, jitter: float) -> Delivery:
         """Notes what came of a try: done, to be tried again later, or given up. 410 switches the endpoint off."""
         now = time.time()
         tries = delivery.tries + 1
         with self._file.writing() as db:
             state, next_at, reason = WAITING, now, None
-            if attempt.was_taken:
+            if attempt.succeeded:
                 state = DONE
                 db.execute("UPDATE endpoint SET taken_at = ? WHERE id = ?", (now, delivery.endpoint))
             elif attempt.status == 410:
@@ -371,7 +371,7 @@ class WebhookSink:
         self._webhooks = webhooks
 
     def send(self, alerts: list[Alert]) -> None:
-        self._webhooks.owe([message_of(alert) for alert in alerts])
+        self._webhooks.enqueue([message_of(alert) for alert in alerts])
 
 
 def check_url(url: str) -> None:

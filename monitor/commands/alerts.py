@@ -82,7 +82,7 @@ def alerts_show(
     told, store = [event.as_dict() for event in History(folder).alert(alert_id)], EvidenceStore(folder)
     evidence = store.report(alert_id)
     if not told and evidence is not None:  # of a member of a fleet, which keeps no history
-        told = [{"n": 0, "told_at": evidence["made_at"], **evidence["alert"]}]
+        told = [{"n": 0, "emitted_at": evidence["made_at"], **evidence["alert"]}]
     if not told:
         complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
         raise typer.Exit(FAILED)
@@ -94,7 +94,7 @@ def alerts_show(
     for name, value in told[-1].items():
         typer.echo(f"{name:18} {_shown(value)}")
     typer.echo("")
-    rows = [(one["n"], one["told_at"], _state(one), _span(one, "channel"), f"{one['score']:.2f}") for one in told]
+    rows = [(one["n"], one["emitted_at"], _state(one), _span(one, "channel"), f"{one['score']:.2f}") for one in told]
     print_table(("N", "TOLD", "STATE", "ON AIR", "SCORE"), rows)
     if reviews:
         typer.echo("")
@@ -203,7 +203,7 @@ def alerts_tail(
             else:
                 its, score = _span(one, "reference"), f"score {one['score']:.2f}"
                 where = f"{one['channel']} {_span(one, 'channel')} shows {one['reference']} {its}"
-                typer.echo(f"{one['n']:6} {one['told_at']} {_state(one):9} {where}  {score}  {one['id']}")
+                typer.echo(f"{one['n']:6} {one['emitted_at']} {_state(one):9} {where}  {score}  {one['id']}")
         if not events:
             if not follow:
                 return

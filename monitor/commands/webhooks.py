@@ -80,11 +80,11 @@ def send_test(
     webhooks = WebhookStore(settings.data_dir)
     delivery = webhooks.ping(webhook_id)
     attempt = asyncio.run(send(webhooks.get(webhook_id), delivery, settings.webhooks.allow))
-    done = webhooks.settle(delivery, attempt, 1.0)
+    done = webhooks.record_attempt(delivery, attempt, 1.0)
     if as_json:
         print_json(done.as_dict())
     else:
-        typer.echo(f"taken: it answered {attempt.status}" if attempt.was_taken else f"not taken: {attempt.error}")
+        typer.echo(f"taken: it answered {attempt.status}" if attempt.succeeded else f"not taken: {attempt.error}")
     if done.state != DONE:
         raise typer.Exit(FAILED)
 

@@ -194,18 +194,18 @@ class RightsStore:
         rows = self._file.rows("SELECT coalesce(max(n), 0) FROM review")
         return int(rows[0][0]) if rows else 0
 
-    def unsettled(self) -> list[Review]:
+    def unapplied_reviews(self) -> list[Review]:
         """Reviews that no monitor has acted on yet, oldest first."""
         return [_review(row) for row in self._file.rows(REVIEW + "WHERE settled = 0 ORDER BY n")]
 
-    def settle(self, numbers: Sequence[int]) -> None:
+    def mark_applied(self, numbers: Sequence[int]) -> None:
         """Notes that these reviews were acted on."""
         with self._writing(changes=False) as db:
             db.executemany("UPDATE review SET settled = 1 WHERE n = ?", [(n,) for n in numbers])
 
     # --- for a monitor -----------------------------------------------------------------------------------------------
 
-    def change(self) -> int:
+    def revision(self) -> int:
         """A number that rises with every change; 0 while there is no desk."""
         rows = self._file.rows("SELECT n FROM change")
         return int(rows[0][0]) if rows else 0

@@ -22,7 +22,7 @@ from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRa
 from prometheus_client import CollectorRegistry
 
 from monitor import __version__
-from monitor.alerting.reviews import rules_at_start, watch_rights
+from monitor.alerting.reviews import load_rules, watch_rights
 from monitor.config.settings import KafkaSettings, Settings
 from monitor.errors import Unreachable
 from monitor.evidence.keeper import keeper_of
@@ -71,7 +71,7 @@ async def match(
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
     keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
-    rules = await asyncio.to_thread(rules_at_start, settings.data_dir)
+    rules = await asyncio.to_thread(load_rules, settings.data_dir)
     library = ActiveLibrary(await asyncio.to_thread(keeper.refresh), rules)
     tell_index(library.index, metrics)
     compute = Batcher(models, metrics)

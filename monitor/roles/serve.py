@@ -16,7 +16,7 @@ from monitor import __version__
 from monitor.alerting.alerts import Alert
 from monitor.alerting.dispatcher import AlertDispatcher
 from monitor.alerting.outbox import Outbox
-from monitor.alerting.reviews import rules_at_start, watch_rights
+from monitor.alerting.reviews import load_rules, watch_rights
 from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
 from monitor.alerting.webhooks import WebhookSink, WebhookStore
 from monitor.config.settings import ChannelSettings, KafkaSettings, Settings
@@ -74,7 +74,7 @@ async def serve(
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
     keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
-    rules = await asyncio.to_thread(rules_at_start, settings.data_dir)
+    rules = await asyncio.to_thread(load_rules, settings.data_dir)
     library = ActiveLibrary(await asyncio.to_thread(keeper.refresh), rules)
     tell_index(library.index, metrics)
     sinks: dict[str, Sink] = {"log": CallbackSink(_log)}
@@ -90,10 +90,10 @@ async def serve(
     evidence = keeper_of(settings, models.net, metrics, lambda: library.rules)
     outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
     problems: dict[str, str] = {}
-    post = AlertDispatcher(
+    dispatcher = AlertDispatcher(
         outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(note, problems, "outbox")
     )
-    workers = {"compute": compute.worker, "outbox writer": post.worker, "refresher": Worker()}
+    workers = {"compute": compute.worker, "outbox writer": dispatcher.worker, "refresher": Worker()}
     health = Health(problems, ("index", "outbox"), workers, vital=("compute",))
     kept = await asyncio.to_thread(Recovery.load, outbox)
     station = AppContext(
@@ -120,30 +120,30 @@ async def serve(
     def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
         source = glimpses.of(open_source(channel, metrics, real_time=real_time))
         thinking = ChannelMonitor(library, models, settings, metrics, evidence)
-        work = partial(run_stream, source, thinking, post, compute, metrics, is_paused)
+        work = partial(run_stream, source, thinking, dispatcher, compute, metrics, is_paused)
         return source, keep_watching(
-            source.channel, partial(_recover, kept, source, thinking, post, metrics), work, stop
+            source.channel, partial(_recover, kept, source, thinking, dispatcher, metrics), work, stop
         )
 
     try:
         async with asyncio.TaskGroup() as tasks:
             roster, following = ChannelRoster(tasks, watch, metrics), list[asyncio.Task[None]]()
-            posting = tasks.create_task(post.run())
+            dispatching = tasks.create_task(dispatcher.run())
             for server, listener in zip(servers, listeners, strict=True):
                 tasks.create_task(server.serve([listener]))
             beating = tasks.create_task(beat(metrics))
             refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
-            heeding = tasks.create_task(watch_rights(settings.data_dir, library, metrics, problems, post))
+            heeding = tasks.create_task(watch_rights(settings.data_dir, library, metrics, problems, dispatcher))
             feeding = tasks.create_task(feed_watchdog(lambda: health.hangs))
             facing = tasks.create_task(face.run())
             await roster.update(settings.channels)
             reloading = tasks.create_task(reload(config, settings.data_dir, roster))
             if settings.kafka.follow_alerts:
                 complain = partial(note, problems, "kafka")
-                following.append(tasks.create_task(follow_alerts(settings.kafka, post, metrics, complain)))
+                following.append(tasks.create_task(follow_alerts(settings.kafka, dispatcher, metrics, complain)))
             watched = [channel.name for channel in settings.channels]
-            for letter in kept.left_over(watched, in_a_fleet=settings.kafka.follow_alerts):
-                await post.put(letter)
+            for entry in kept.left_over(watched, in_a_fleet=settings.kafka.follow_alerts):
+                await dispatcher.put(entry)
             address, *_ = addresses = [address_of(listener) for listener in listeners]
             n_references = len(library.index.references)
             logger.info(
@@ -163,9 +163,9 @@ async def serve(
             refreshing.cancel()
             heeding.cancel()
             beating.cancel()
-            if not await post.flush(FLUSH_S):
+            if not await dispatcher.flush(FLUSH_S):
                 logger.warning("some sink has not taken all alerts; it is given them at the next start")
-            posting.cancel()
+            dispatching.cancel()
             facing.cancel()
             feeding.cancel()
             for server in servers:
@@ -176,7 +176,7 @@ async def serve(
         compute.close()
         if evidence is not None:
             evidence.close()
-        post.close()
+        dispatcher.close()
         outbox.close()
 
 
@@ -187,10 +187,10 @@ def _fleet_sink(kafka: KafkaSettings) -> KafkaSink | None:
 
 
 async def _recover(
-    kept: Recovery, source: Source, watch: ChannelMonitor, post: AlertDispatcher, metrics: Metrics
+    kept: Recovery, source: Source, watch: ChannelMonitor, dispatcher: AlertDispatcher, metrics: Metrics
 ) -> None:
     """Has the channel go on from what an earlier life kept of it."""
-    await post.put(await asyncio.to_thread(kept.give_back, source, watch, metrics))
+    await dispatcher.put(await asyncio.to_thread(kept.give_back, source, watch, metrics))
 
 
 def _log(alert: Alert) -> None:

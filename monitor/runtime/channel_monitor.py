@@ -65,8 +65,8 @@ class Deliveries(Protocol):
 
     keeps_state: bool  # whether snapshots are of any use there
 
-    async def put(self, letter: OutboxEntry) -> None:
-        """Returns when the letter is safe."""
+    async def put(self, entry: OutboxEntry) -> None:
+        """Returns when the entry is safe."""
         ...
 
 
@@ -75,7 +75,7 @@ class ActiveLibrary:
 
     def __init__(self, index: ReferenceIndex, rules: Rules = NO_RULES) -> None:
         self.rules = rules
-        self.withdrawn: dict[str, frozenset[str]] = {}  # by channel, alerts that are retracted and still on air
+        self.retracted_open: dict[str, frozenset[str]] = {}  # by channel, alerts that are retracted and still on air
         self._known: dict[ReferenceId, Reference] = {}
         self.replace(index)
 
@@ -209,7 +209,7 @@ class ChannelMonitor:
         newest = self._matcher.window.newest_s or 0
         if silent_s:
             self._gaps.append(Gap(newest + 1, silent_s, reason))
-        alerts = self._book.heed(self._library.rules, newest, list(self._gaps))
+        alerts = self._book.apply_rules(self._library.rules, newest, list(self._gaps))
         alerts = self._shown(alerts + self._told(newest, self._matcher.finish()))  # asks the old matcher to refine
         self._matcher = self._new_matcher()
         self._gaps.clear()
@@ -285,10 +285,10 @@ class ChannelMonitor:
         if index is not self._index:
             self._index = index
             alerts = self._end(matcher.drop_gone(index), index, live.second)
-        alerts += self._book.heed(self._library.rules, live.second, list(self._gaps))
+        alerts += self._book.apply_rules(self._library.rules, live.second, list(self._gaps))
         hits = self._hits(index, live.row) if live.counts and live.row is not None else None
         maps = yield matcher.plan(live, hits, index)
-        return self._shown(alerts + self._told(live.second, matcher.apply(maps, self._book.told)))
+        return self._shown(alerts + self._told(live.second, matcher.apply(maps, self._book.open_segments)))
 
     def _end(self, gone: set[ReferenceId], index: ReferenceIndex, now_s: int) -> list[Alert]:
         """Ends the open alerts of references that this index has no more, each with its reason."""
@@ -320,7 +320,7 @@ class ChannelMonitor:
         alerts = self._book.apply(second, views, list(self._gaps))
         self._metrics.suppressed.labels(self._book.epoch.channel, "exclusion").inc(self._book.n_excluded)
         self._book.n_excluded = 0
-        self._library.withdrawn[self._book.epoch.channel] = self._book.withdrawn
+        self._library.retracted_open[self._book.epoch.channel] = self._book.retracted_open
         return alerts
 
     def _hits(self, index: ReferenceIndex, row: NDArray[np.float32]) -> Hits:

@@ -78,8 +78,8 @@ class CallbackDelivery:
     def __init__(self, tell: Callable[[Alert], None]) -> None:
         self._tell = tell
 
-    async def put(self, letter: OutboxEntry) -> None:
-        for alert in letter.alerts:
+    async def put(self, entry: OutboxEntry) -> None:
+        for alert in entry.alerts:
             self._tell(alert)
 
 

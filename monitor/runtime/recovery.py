@@ -71,7 +71,8 @@ class Recovery:
         known = self.snapshots.keys() if in_a_fleet else self.snapshots.keys() | self.open_alerts.keys()
         gone = known - set(channels)
         return [
-            OutboxEntry(channel, self._ended(channel, (), "channel removed"), forget=True) for channel in sorted(gone)
+            OutboxEntry(channel, self._ended(channel, (), "channel removed"), drop_snapshot=True)
+            for channel in sorted(gone)
         ]
 
     def _ended(self, channel: str, known: Collection[str], reason: str) -> list[Alert]:

@@ -75,15 +75,15 @@ class WebApp:
         add_evidence(self.app, station)
         add_licences(self.app, station)
         settings, webhooks = station.settings, WebhookStore(station.settings.data_dir)
-        self.courier = WebhookSender(
+        self.sender = WebhookSender(
             webhooks,
             station.history,
-            station.desk,
+            station.rights,
             station.metrics,
             settings.webhooks.allow,
             settings.alerting.keep_days,
         )
-        add_webhooks(self.app, self.courier)
+        add_webhooks(self.app, self.sender)
         self.outages = Outages(board, webhooks, settings.webhooks.channel_down_s)
         add_events(self.app, self.events)
         add_dashboard(self.app)
@@ -95,7 +95,7 @@ class WebApp:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_kept_going("telling events", self.events.run))
             tasks.create_task(_kept_going("registering uploads", self.registrar.run))
-            tasks.create_task(_kept_going("delivering to webhooks", self.courier.run))
+            tasks.create_task(_kept_going("delivering to webhooks", self.sender.run))
             tasks.create_task(_kept_going("watching for outages", self.outages.run))
 
 

@@ -55,4 +55,4 @@ class Outages:
         data = {"channel": name, "state": state, "down_since": rfc3339(datetime.fromtimestamp(since, UTC))}
         digest = hashlib.sha256(f"{event} {name} {since}".encode()).hexdigest()[:24]  # an id may have no dots
         message = Message(f"msg_{digest}", event, None, body_of(event, data))
-        self._webhooks.owe([message], (f"down {name}", since if event == CHANNEL_DOWN else 0))
+        self._webhooks.enqueue([message], (f"down {name}", since if event == CHANNEL_DOWN else 0))

@@ -39,7 +39,7 @@ class AppContext:
 
     def __post_init__(self) -> None:
         self.evidence = EvidenceStore(self.settings.data_dir)
-        self.history, self.desk = History(self.settings.data_dir), RightsStore(self.settings.data_dir)
+        self.history, self.rights = History(self.settings.data_dir), RightsStore(self.settings.data_dir)
         self._contents: Contents | None = None
         self._reading = threading.Lock()
 

@@ -115,7 +115,7 @@ def test_while_the_disk_fails_alerts_are_told_and_afterwards_they_are_written(
     posted(tmp_path, {"sink": sink}, work, metrics)
     assert sink.taken == ALL
     with Outbox.open(tmp_path, ["sink"]) as outbox:
-        assert (outbox.snapshots(), outbox.n_owed()) == ({"ch5": b"state"}, {"sink": 0})
+        assert (outbox.snapshots(), outbox.n_pending()) == ({"ch5": b"state"}, {"sink": 0})
 
 
 def test_a_torn_line_is_cut_and_a_line_already_there_is_not_written_again(tmp_path: Path) -> None:

@@ -24,19 +24,19 @@ def test_an_event_is_there_once_and_owed_to_each_sink_until_it_has_it(tmp_path: 
     with Outbox.open(tmp_path, SINKS) as outbox:
         outbox.write([OutboxEntry("ch5", sample_events("a1")[:2], b"state 1")])
         outbox.write([OutboxEntry("ch5", sample_events("a1"), b"state 2")])  # told again, as a replay would
-        assert outbox.n_owed() == {"file": 3, "log": 3}
-        first, *_ = outbox.owed("file", 0, 10)
+        assert outbox.n_pending() == {"file": 3, "log": 3}
+        first, *_ = outbox.pending("file", 0, 10)
         assert (first.n, first.alert) == (1, sample_events("a1")[0])
         outbox.write([], {"file": {1, 2}})
-        assert [event.n for event in outbox.owed("file", 0, 10)] == [3]
-        assert [event.n for event in outbox.owed("log", 1, 1)] == [2]
+        assert [event.n for event in outbox.pending("file", 0, 10)] == [3]
+        assert [event.n for event in outbox.pending("log", 1, 1)] == [2]
     with Outbox.open(tmp_path, SINKS) as outbox:
-        assert outbox.n_owed() == {"file": 1, "log": 3}
+        assert outbox.n_pending() == {"file": 1, "log": 3}
         assert outbox.snapshots() == {"ch5": b"state 2"}
     with Outbox.open(tmp_path, ("log", "new")) as outbox:  # one sink went, one came
-        assert outbox.n_owed() == {"log": 3, "new": 0}
+        assert outbox.n_pending() == {"log": 3, "new": 0}
     with Outbox.open(tmp_path, SINKS) as outbox:
-        assert outbox.n_owed() == {"file": 0, "log": 3}
+        assert outbox.n_pending() == {"file": 0, "log": 3}
 
 
 def test_history_is_read_by_cursor_and_filter_while_the_monitor_writes(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_what_ended_long_ago_is_forgotten_and_its_number_never_comes_again(tmp_p
         assert [alert.id for alert in outbox.open_alerts()] == ["a2"]  # still on air, so it is kept
         outbox.write([OutboxEntry("ch5", sample_events("a3")[:1])])
         assert [event.n for event in History(tmp_path).events()] == [4, 5]
-        assert outbox.n_owed() == {"file": 2, "log": 2}
+        assert outbox.n_pending() == {"file": 2, "log": 2}
 
 
 def test_a_second_monitor_on_the_same_directory_is_refused_with_a_sentence(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_disk_that_fails_once_loses_one_letter_and_nothing_else(tmp_path: Path
     )
     n_failed = int(run.stdout)
     with Outbox.open(tmp_path, ("file",)) as outbox:
-        events = outbox.owed("file", 0, 100)
+        events = outbox.pending("file", 0, 100)
     told = {event.alert.id for event in events}
     assert len(events) == 3 * len(told)  # each letter whole or not at all
     assert len(told) >= 6 - n_failed

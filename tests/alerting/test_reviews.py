@@ -34,7 +34,7 @@ class House:
     """An outbox, its post and a desk that is followed."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.desk, self.history = folder, RightsStore(folder), History(folder)
+        self.folder, self.rights, self.history = folder, RightsStore(folder), History(folder)
         self.metrics, self.problems = Metrics(CollectorRegistry()), dict[str, str]()
         self.lent = ActiveLibrary(library().index)
         self.heard: list[Alert] = []
@@ -63,7 +63,7 @@ class House:
         return self.history.alert(alert_id)[-1].alert
 
     def settled(self) -> None:
-        assert not self.desk.unsettled()
+        assert not self.rights.unapplied_reviews()
 
 
 def _passes(test: Callable[[], None]) -> bool:
@@ -83,7 +83,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
 
 
 def test_a_review_made_while_no_monitor_runs_is_told_by_the_next_and_only_once(house: House) -> None:
-    house.desk.review(ENDED_ID, "false", "Ann")
+    house.rights.review(ENDED_ID, "false", "Ann")
     asyncio.run(house.live(house.settled))
     told = house.last(ENDED_ID)
     assert (told.type, told.reason, told.seq) == (RETRACTED, REVIEWED_FALSE, 4)
@@ -97,11 +97,11 @@ def test_a_review_made_while_no_monitor_runs_is_told_by_the_next_and_only_once(h
 
 
 def test_an_open_alert_is_left_to_its_channel_until_it_has_ended(house: House) -> None:
-    house.desk.review(OPEN_ID, "false", "Ann")
-    house.desk.review(ENDED_ID, "confirmed", "Ann")
+    house.rights.review(OPEN_ID, "false", "Ann")
+    house.rights.review(ENDED_ID, "confirmed", "Ann")
 
     def other_is_settled() -> None:
-        assert [review.alert_id for review in house.desk.unsettled()] == [OPEN_ID]
+        assert [review.alert_id for review in house.rights.unapplied_reviews()] == [OPEN_ID]
 
     asyncio.run(house.live(other_is_settled))
     assert house.heard == []
@@ -113,17 +113,17 @@ def test_an_open_alert_is_left_to_its_channel_until_it_has_ended(house: House) -
 
 
 def test_what_is_still_on_air_comes_back_by_its_channel_not_from_here(house: House) -> None:
-    house.desk.review(ENDED_ID, "false", "Ann")
+    house.rights.review(ENDED_ID, "false", "Ann")
     asyncio.run(house.live(house.settled))
-    house.lent.withdrawn["ch5"] = frozenset({ENDED_ID})
-    house.desk.review(ENDED_ID, "confirmed", "Ann")
+    house.lent.retracted_open["ch5"] = frozenset({ENDED_ID})
+    house.rights.review(ENDED_ID, "confirmed", "Ann")
 
     def heeded() -> None:
         assert not house.lent.rules.is_rejected(ENDED_ID)
 
     asyncio.run(house.live(heeded))
     assert house.last(ENDED_ID).type == RETRACTED
-    house.lent.withdrawn.clear()
+    house.lent.retracted_open.clear()
     asyncio.run(house.live(house.settled))
     assert (house.last(ENDED_ID).type, house.last(ENDED_ID).reason) == (ENDED, REVIEWED_TRUE)
 
@@ -132,7 +132,7 @@ def test_changes_are_taken_up_and_an_unreadable_desk_changes_nothing(house: Hous
     def licensed() -> None:
         assert [one.owner for one in house.lent.rules.licences] == ["ACME"]
 
-    asyncio.run(house.live(licensed, lambda: house.desk.add_licence(owner="ACME")))
+    asyncio.run(house.live(licensed, lambda: house.rights.add_licence(owner="ACME")))
     content = (house.folder / FILE).read_bytes()
     (house.folder / FILE).write_bytes(b"nothing " * 1000)
 

@@ -229,9 +229,9 @@ def test_only_what_is_named_may_be_reached(tmp_path: Path) -> None:
         refused = asyncio.run(send(endpoint, webhooks.ping(endpoint.id), ("10.0.0.0/8",)))
         assert refused.error == "it leads to a private address; if that is meant, name it in webhooks.allow"
         for allow in ("127.0.0.1", "127.0.0.0/8"):
-            assert asyncio.run(send(endpoint, webhooks.ping(endpoint.id), (allow,))).was_taken
+            assert asyncio.run(send(endpoint, webhooks.ping(endpoint.id), (allow,))).succeeded
         by_name = webhooks.add(one.url.replace("127.0.0.1", "localhost"))
-        assert asyncio.run(send(by_name, webhooks.ping(by_name.id), ("localhost",))).was_taken
+        assert asyncio.run(send(by_name, webhooks.ping(by_name.id), ("localhost",))).succeeded
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_errors_have_words_and_no_secrets(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     endpoint = webhooks.add(f"http://user:pa55@127.0.0.1:{port}/x?key=hush")
-    done = webhooks.settle(
+    done = webhooks.record_attempt(
         webhooks.ping(endpoint.id), asyncio.run(send(endpoint, webhooks.ping(endpoint.id), LOOPBACK)), 1.0
     )
     said = json.dumps([done.as_dict(), endpoint.as_dict()])
@@ -269,7 +269,7 @@ def test_a_review_is_told_once_wherever_it_was_made(tmp_path: Path) -> None:
     desk.review(sample_alert().id, "confirmed", by="before anybody was told")
     with open_receiver() as one:
         webhooks.add(one.url)
-        deliver_until(lambda: webhooks.reached("review") is not None, webhooks, tmp_path)
+        deliver_until(lambda: webhooks.position("review") is not None, webhooks, tmp_path)
         desk.review(sample_alert().id, "false", by="ada")
         for _ in range(2):
             deliver_until(lambda: len(one.requests) == 1 and webhooks.n_waiting() == 0, webhooks, tmp_path)

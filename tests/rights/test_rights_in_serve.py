@@ -62,7 +62,7 @@ def test_what_is_typed_beside_a_running_monitor_takes_effect(house: House, tmp_p
             last = told("ch5")[-1]
             assert last["reason"] == "reviewed: false positive"
             assert [one["seq"] for one in told("ch5")] == list(range(1, last["seq"] + 1))
-            until(lambda: not RightsStore(data).unsettled(), lambda: RightsStore(data).unsettled())
+            until(lambda: not RightsStore(data).unapplied_reviews(), lambda: RightsStore(data).unapplied_reviews())
             assert serve.value("copywatch_reviews_total", decision="false") == 2
             counted = {"channel": "past", "event": "ended", "licensed": "yes"}
             assert serve.value("copywatch_alerts_total", **counted) == 2

@@ -37,7 +37,13 @@ def licence(**named: object) -> Licence:
 
 def test_an_empty_folder_has_an_empty_desk_and_reading_makes_nothing(tmp_path: Path) -> None:
     desk = RightsStore(tmp_path / "none")
-    assert (desk.licences(), desk.exclusions(), desk.reviews(), desk.unsettled(), desk.change()) == ([], [], [], [], 0)
+    assert (desk.licences(), desk.exclusions(), desk.reviews(), desk.unapplied_reviews(), desk.revision()) == (
+        [],
+        [],
+        [],
+        [],
+        0,
+    )
     assert desk.rules().verdicts == {}
     assert not (tmp_path / "none").exists()
 
@@ -47,11 +53,11 @@ def test_what_is_decided_is_kept_and_each_change_is_seen(tmp_path: Path) -> None
     given = desk.add_licence(reference="film", channel="ch5", from_=NOON, until=NOON + HOUR, note="deal 7")
     assert (given.id, desk.licences()) == ("L1", [given])
     assert given.as_dict()["from"] == "2026-11-16T12:00:00Z"
-    seen = [desk.change()]
+    seen = [desk.revision()]
     ident = desk.exclude("film", 0, 10.5, "ident")
-    seen.append(desk.change())
+    seen.append(desk.revision())
     first, second = desk.review(ALERT, "confirmed", "Ann"), desk.review(ALERT, "false", "Bob", "an ident")
-    seen.append(desk.change())
+    seen.append(desk.revision())
     assert sorted(set(seen)) == seen
     assert desk.exclusions("film") == [ident]
     assert desk.exclusions("other") == []
@@ -61,10 +67,10 @@ def test_what_is_decided_is_kept_and_each_change_is_seen(tmp_path: Path) -> None
     assert desk.latest_reviews([OTHER]) == {}
     rules = desk.rules()
     assert (rules.excluded(ReferenceId("film")), rules.is_rejected(ALERT)) == ([(0.0, 10.5)], True)
-    assert [review.n for review in desk.unsettled()] == [first.n, second.n]
-    desk.settle([first.n, second.n])
-    assert desk.unsettled() == []
-    assert desk.change() == seen[-1]
+    assert [review.n for review in desk.unapplied_reviews()] == [first.n, second.n]
+    desk.mark_applied([first.n, second.n])
+    assert desk.unapplied_reviews() == []
+    assert desk.revision() == seen[-1]
     desk.remove_licence("L1")
     desk.remove_exclusion("film", ident.id)
     assert desk.add_licence(owner="ACME").id == "L2"  # an id is never used again
@@ -93,7 +99,7 @@ def test_what_cannot_be_is_refused_and_nothing_is_kept(wrong: object, words: str
     desk = RightsStore(tmp_path)
     with pytest.raises(InvalidRights, match=words):
         wrong(desk)  # type: ignore[operator]
-    assert desk.change() == 0
+    assert desk.revision() == 0
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:

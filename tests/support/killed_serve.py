@@ -41,11 +41,13 @@ def around_write(is_now: Callable[[], bool], *, after: bool) -> None:
     """Before or after the transaction that holds an alert."""
     write = Outbox.write
 
-    def dying(self: Outbox, letters: Sequence[OutboxEntry], taken: Mapping[str, Collection[int]] | None = None) -> None:
-        dies = any(letter.alerts for letter in letters) and is_now()
+    def dying(
+        self: Outbox, entries: Sequence[OutboxEntry], delivered: Mapping[str, Collection[int]] | None = None
+    ) -> None:
+        dies = any(entry.alerts for entry in entries) and is_now()
         if dies and not after:
             die()
-        write(self, letters, taken)
+        write(self, entries, delivered)
         if dies:
             die()
 

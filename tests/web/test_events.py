@@ -59,7 +59,7 @@ def test_alerts_are_told_as_they_come_and_from_where_a_listener_stopped(tmp_path
             assert json.loads(ended["data"])["title"] == "<b>The Film</b>"
         with listening(door, Last_Event_ID="1") as back:
             assert next(back)["id"] == "2"
-        door.station.desk.review(sample_alert().id, "confirmed", by="ada")
+        door.station.rights.review(sample_alert().id, "confirmed", by="ada")
         reviewed = next(one)
         assert reviewed["event"] == "alert.reviewed"
         assert "id" not in reviewed

@@ -162,7 +162,7 @@ def test_twice_at_once_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         may_end.set()
         first.join()
         assert replies[0].status == 200
-        assert len(door.station.desk.reviews()) == 1
+        assert len(door.station.rights.reviews()) == 1
 
 
 def test_answers_are_kept_for_a_day_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_many_alerts_are_reviewed_at_once_or_none(tmp_path: Path) -> None:
         client, ids = door.client(), [sample_alert(n).id for n in range(3)]
         unknown = client("POST", "/api/v1/alerts/review", {"ids": [*ids, "f" * 24], "decision": "confirmed"})
         assert unknown.status == 404
-        assert door.station.desk.reviews() == []
+        assert door.station.rights.reviews() == []
         for wrong in ([], ["x"], ids * 100):
             assert client("POST", "/api/v1/alerts/review", {"ids": wrong, "decision": "confirmed"}).status == 422
         said = client("POST", "/api/v1/alerts/review", {"ids": [*ids, ids[0]], "decision": "confirmed", "note": "seen"})
@@ -236,4 +236,4 @@ def test_many_alerts_are_reviewed_at_once_or_none(tmp_path: Path) -> None:
         assert {(one["review"]["decision"], one["review"]["note"]) for one in said.json["items"]} == {
             ("confirmed", "seen")
         }
-        assert len(door.station.desk.reviews()) == 3
+        assert len(door.station.rights.reviews()) == 3

@@ -270,8 +270,8 @@ function drawNumbers(panel, alert) {
 
 /** The life of the alert: what was told and what people said, in order. */
 function drawEvents(panel, alert) {
-  const told = (alert.events ?? []).map(({ told_at, type, score }) => [
-    told_at,
+  const told = (alert.events ?? []).map(({ emitted_at, type, score }) => [
+    emitted_at,
     EVENTS[type] ?? type,
     score !== null && score !== undefined && ` · score ${score.toFixed(2)}`,
   ]);

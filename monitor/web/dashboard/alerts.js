@@ -239,7 +239,7 @@ export async function review(alert, decision, note) {
 
 /** Asks again, a few times, for an alert that is so new that its pictures are still being made. */
 export async function untilEvidence(alert, signal, found) {
-  if (alert.has_evidence || Date.now() - Date.parse(alert.told_at) > NEW_MS) return;
+  if (alert.has_evidence || Date.now() - Date.parse(alert.emitted_at) > NEW_MS) return;
   for (const wait of [1000, 2000, 4000, 8000, 16000]) {
     await new Promise((resolve) => setTimeout(resolve, wait));
     if (signal.aborted) return;

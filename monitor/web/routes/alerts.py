@@ -91,7 +91,7 @@ class AlertOut(BaseModel):
     continues: str | None
     reason: str | None
     status: Literal["open", "ended", "retracted"]
-    told_at: str
+    emitted_at: str
     review: ReviewOut | None
     has_evidence: bool
 
@@ -102,7 +102,7 @@ class AlertEventOut(BaseModel):
     n: int
     seq: int
     type: str
-    told_at: str
+    emitted_at: str
     score: float
 
 
@@ -187,7 +187,7 @@ def add_alerts(api: FastAPI, station: AppContext) -> None:
         """Keeps the reviews, and waits a moment for what a running monitor makes of them."""
         before = await asyncio.to_thread(_seqs, ids, station)
         retracted = {id for id, (_, type) in before.items() if type == RETRACTED}
-        await asyncio.to_thread(station.desk.review_all, ids, asked.decision, by, asked.note)
+        await asyncio.to_thread(station.rights.review_all, ids, asked.decision, by, asked.note)
         waiting = [id for id in ids if asked.decision == "false" and id not in retracted]
         loop = asyncio.get_running_loop()
         until = loop.time() + SETTLED_S
@@ -216,24 +216,24 @@ def _story(id: str, station: AppContext) -> AlertStory:
         raise not_found(f"alert {id}")
     lengths = {one.id: one.n_seconds for one in station.library.index.references}
     life = [
-        AlertEventOut(n=one.n, seq=one.alert.seq, type=one.alert.type, told_at=one.told_at, score=one.alert.score)
+        AlertEventOut(n=one.n, seq=one.alert.seq, type=one.alert.type, emitted_at=one.emitted_at, score=one.alert.score)
         for one in events
     ]
     (view,) = told(events[-1:], station)
     seconds = lengths.get(events[-1].alert.reference)
-    said = [ReviewOut.model_validate(review.as_dict()) for review in station.desk.reviews(id)]
+    said = [ReviewOut.model_validate(review.as_dict()) for review in station.rights.reviews(id)]
     return AlertStory(**view.model_dump(), events=life, reviews=said, reference_seconds=seconds)
 
 
 def told(events: Sequence[Event], station: AppContext) -> list[AlertOut]:
     """The alerts as everybody is told them."""
-    reviews = station.desk.latest_reviews([event.alert.id for event in events])
+    reviews = station.rights.latest_reviews([event.alert.id for event in events])
     found = []
     for event in events:
         review = reviews.get(event.alert.id)
         more = {
             "status": {ENDED: "ended", RETRACTED: "retracted"}.get(event.alert.type, "open"),
-            "told_at": event.told_at,
+            "emitted_at": event.emitted_at,
             "review": None if review is None else review.as_dict(),
             "has_evidence": station.evidence.has(event.alert.id),
         }

@@ -107,7 +107,7 @@ class Events:
             with suppress(OutboxFailed):
                 self._at = self._station.history.newest()
             with suppress(MonitorError):
-                self._reviewed = self._station.desk.newest_review()
+                self._reviewed = self._station.rights.newest_review()
             with suppress(CatalogError):
                 self._generation = self._station.contents().generation
             self._is_behind = False
@@ -136,7 +136,7 @@ class Events:
 
     def _reviews(self) -> list[ServerSentEvent]:
         """What people said, here or on the command line."""
-        reviews = self._station.desk.reviews(after=self._reviewed, limit=BATCH)
+        reviews = self._station.rights.reviews(after=self._reviewed, limit=BATCH)
         self._reviewed = max([self._reviewed, *(review.n for review in reviews)])
         lives = [self._station.history.alert(id) for id in dict.fromkeys(review.alert_id for review in reviews)]
         views = told([life[-1] for life in lives if life], self._station)

@@ -48,18 +48,18 @@ def add_licences(api: FastAPI, station: AppContext) -> None:
     @api.get("/api/v1/licences", responses=MAY_FAIL, tags=["licences"])
     def list_licences(limit: Limit = 50, cursor: Cursor = None) -> Page[LicenceOut]:
         """The licences, the oldest first."""
-        part, following = page_of(station.desk.licences(), limit, cursor, lambda one: f"{int(one.id[1:]):020}")
+        part, following = page_of(station.rights.licences(), limit, cursor, lambda one: f"{int(one.id[1:]):020}")
         return Page(items=[_told(one) for one in part], next=following)
 
     @api.post("/api/v1/licences", status_code=201, responses=MAY_FAIL, tags=["licences"])
     def new_licence(asked: LicenceIn) -> LicenceOut:
         """Permits something; running monitors heed it within seconds."""
-        return _told(station.desk.add_licence(**asked.model_dump()))
+        return _told(station.rights.add_licence(**asked.model_dump()))
 
     @api.delete("/api/v1/licences/{id}", status_code=204, responses=MAY_FAIL, tags=["licences"])
     def drop_licence(id: LicenceId) -> None:
         """Ends a permission; what was told as licensed stays so."""
-        station.desk.remove_licence(id)
+        station.rights.remove_licence(id)
 
 
 def _told(licence: Licence) -> LicenceOut:

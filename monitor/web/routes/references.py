@@ -171,7 +171,7 @@ def add_references(api: FastAPI, station: AppContext, registrar: Registrar) -> N
     def list_exclusions(id: ReferenceName, limit: Limit = 50, cursor: Cursor = None) -> Page[ExclusionOut]:
         """The spans of a reference that never alert."""
         _kept(station, id)
-        found = sorted(station.desk.exclusions(id), key=lambda one: f"{one.id:020}")
+        found = sorted(station.rights.exclusions(id), key=lambda one: f"{one.id:020}")
         part, following = page_of(found, limit, cursor, lambda one: f"{one.id:020}")
         return Page(items=[ExclusionOut.model_validate(one.as_dict()) for one in part], next=following)
 
@@ -179,12 +179,12 @@ def add_references(api: FastAPI, station: AppContext, registrar: Registrar) -> N
     def new_exclusion(id: ReferenceName, asked: ExclusionIn) -> ExclusionOut:
         """Keeps a span from alerting, on every channel; running monitors heed it within seconds."""
         _kept(station, id)
-        return ExclusionOut.model_validate(station.desk.exclude(id, asked.start_s, asked.end_s, asked.note).as_dict())
+        return ExclusionOut.model_validate(station.rights.exclude(id, asked.start_s, asked.end_s, asked.note).as_dict())
 
     @api.delete("/api/v1/references/{id}/exclusions/{n}", status_code=204, responses=MAY_FAIL, tags=["references"])
     def drop_exclusion(id: ReferenceName, n: Annotated[int, Path(ge=1, lt=2**63)]) -> None:
         """Lets the span alert again."""
-        station.desk.remove_exclusion(id, n)
+        station.rights.remove_exclusion(id, n)
 
 
 def _kept(station: AppContext, id: str) -> Reference | str:

@@ -55,8 +55,8 @@ class DeliveryOut(BaseModel):
     created_at: str
 
 
-def add_webhooks(api: FastAPI, courier: WebhookSender) -> None:
-    webhooks = courier.webhooks
+def add_webhooks(api: FastAPI, sender: WebhookSender) -> None:
+    webhooks = sender.webhooks
 
     @api.get("/api/v1/webhooks", responses=MAY_FAIL, tags=["webhooks"])
     def list_webhooks(limit: Limit = 50, cursor: Cursor = None) -> Page[WebhookOut]:
@@ -79,13 +79,13 @@ def add_webhooks(api: FastAPI, courier: WebhookSender) -> None:
     @api.post("/api/v1/webhooks/{id}/test", responses=MAY_FAIL, tags=["webhooks"])
     async def test_webhook(id: WebhookId) -> DeliveryOut:
         """Sends a test message now, once, and says what came of it."""
-        return DeliveryOut.model_validate((await courier.ping(id)).as_dict())
+        return DeliveryOut.model_validate((await sender.ping(id)).as_dict())
 
     @api.post("/api/v1/webhooks/{id}/enable", responses=MAY_FAIL, tags=["webhooks"])
     async def enable_webhook(id: WebhookId) -> WebhookOut:
         """Switches one on again that was switched off; what waited goes out."""
         enabled = await asyncio.to_thread(webhooks.enable, id)
-        courier.ring()
+        sender.wake()
         return WebhookOut.model_validate(enabled.as_dict())
 
     @api.post("/api/v1/webhooks/{id}/rotate", responses=MAY_FAIL, tags=["webhooks"])
@@ -108,5 +108,5 @@ def add_webhooks(api: FastAPI, courier: WebhookSender) -> None:
     async def replay_delivery(id: WebhookId, d: DeliveryId) -> DeliveryOut:
         """Sends one again, with the same webhook-id."""
         again = await asyncio.to_thread(webhooks.replay, id, d)
-        courier.ring()
+        sender.wake()
         return DeliveryOut.model_validate(again.as_dict())
