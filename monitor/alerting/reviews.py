@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from monitor.alerting.alerts import ENDED, RETRACTED, REVIEWED_FALSE, REVIEWED_TRUE, Alert
+from monitor.alerting.alerts import ENDED, RETRACTED, after_review
 from monitor.alerting.outbox import History, OutboxEntry
 from monitor.errors import ConfigError, OutboxFailed, RightsStoreFailed
 from monitor.ops.metrics import Metrics
-from monitor.rights.rules import CONFIRMED, FALSE, LICENSED, NO_RULES, REVIEWED, Rules
+from monitor.rights.rules import NO_RULES, Rules
 from monitor.rights.store import RightsStore
 
 logger = logging.getLogger(__name__)
@@ -43,21 +42,6 @@ class EventOutput(Protocol):
     async def put(self, entry: OutboxEntry) -> None:
         """Returns when the entry is safe."""
         ...
-
-
-def after_review(last: Alert, decision: str) -> Alert | None:
-    """What a review leads to, given the last event of an alert that has ended; None where nothing is to be told."""
-    if decision == FALSE:
-        return replace(last, type=RETRACTED, seq=last.seq + 1, reason=REVIEWED_FALSE) if last.type == ENDED else None
-    licence = REVIEWED if decision == LICENSED else last.licence
-    if decision == CONFIRMED and last.licence == REVIEWED:
-        licence = None
-    was_wrong = last.type == RETRACTED and last.reason == REVIEWED_FALSE
-    if was_wrong:
-        return replace(last.ended(REVIEWED_TRUE), licence=licence)
-    if last.type == ENDED and licence != last.licence and last.licence in (None, REVIEWED):
-        return replace(last, seq=last.seq + 1, licence=licence)
-    return None
 
 
 def load_rules(data_dir: Path) -> Rules:

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from monitor.alerting import reviews
-from monitor.alerting.alerts import ENDED, RETRACTED, REVIEWED_FALSE, REVIEWED_TRUE, Alert
+from monitor.alerting.alerts import ENDED, RETRACTED, REVIEWED_FALSE, REVIEWED_TRUE, Alert, after_review
 from monitor.alerting.dispatcher import AlertDispatcher
 from monitor.alerting.outbox import History, Outbox, OutboxEntry
-from monitor.alerting.reviews import after_review, watch_rights
+from monitor.alerting.reviews import watch_rights
 from monitor.alerting.sinks import CallbackSink
 from monitor.ops.metrics import Metrics
 from monitor.rights.rules import REVIEWED
