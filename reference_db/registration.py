@@ -5,7 +5,6 @@ one reference; a video without a single second to recognise it by, or that break
 """
 
 import hashlib
-import io
 import math
 import re
 import stat
@@ -19,7 +18,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from reference_db.errors import (
     DamagedReference,
@@ -31,6 +29,7 @@ from reference_db.errors import (
 from reference_db.features.encoder import Encoder, is_informative
 from reference_db.media.decoding import DecodingChild
 from reference_db.media.frames import Frame
+from reference_db.media.jpeg import encode_jpeg
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId, check_id
 from reference_db.store.references import check_words, showable
@@ -196,7 +195,10 @@ def _encoded(
         rows |= {frame.second: row for frame, row in zip(batch, encoded, strict=True)}
         informative |= {frame.second for frame in batch if is_informative(frame.picture)}
         if thumbnails:
-            pictures |= {frame.second: _jpeg(frame.picture) for frame in batch}
+            pictures |= {
+                frame.second: encode_jpeg(frame.picture, quality=THUMBNAIL_QUALITY, max_side=THUMBNAIL_SIDE)
+                for frame in batch
+            }
         if progress is not None:
             progress(batch[-1].second + 1, total)
     n_seconds = max(rows) + 1
@@ -206,14 +208,6 @@ def _encoded(
     mask = np.array([second in informative for second in range(n_seconds)])
     kept = [pictures.get(second, b"") for second in range(n_seconds)] if thumbnails else None
     return ReferenceFeatures(features, mask), kept
-
-
-def _jpeg(picture: NDArray[np.uint8]) -> bytes:
-    image = Image.fromarray(picture)
-    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=THUMBNAIL_QUALITY)
-    return buffer.getvalue()
 
 
 def _longest_static_s(features: ReferenceFeatures) -> int:

@@ -14,7 +14,6 @@ import copy
 import json
 import logging
 import math
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -31,6 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from evaluation.encoder_benchmark import judge, make_trial
 from reference_db.features.encoder import FEATURE_SIZE, PICTURE_SIDE, prepare
+from reference_db.store.disk import atomic_file
 from training.edits import draw_edit
 from training.encoder_heads import export, fit_heads, fit_pictures, imagenet_encoder, mixed, pooled_rows, whiten
 from training.training_videos import ALIKE, CACHE_FPS, FLAT, Films, is_held_back, load_films, squares
@@ -220,7 +220,7 @@ class Training:
         return float(loss.detach()), float(accuracy)
 
     def save(self, path: Path) -> None:
-        """Writes a checkpoint beside the old one, then takes its place."""
+        """Writes a checkpoint in place of the old one."""
         state = {
             "config": asdict(self.config),
             "step": self.step,
@@ -230,9 +230,8 @@ class Training:
             "optimizer": self.optimizer.state_dict(),
             "torch_rng": torch.get_rng_state(),
         }
-        partial = path.with_suffix(".partial")
-        torch.save(state, partial)
-        os.replace(partial, path)
+        with atomic_file(path) as file:
+            torch.save(state, file)
 
     def resume(self, path: Path) -> None:
         """Goes on where the checkpoint stopped; only --steps and --decay may differ from its run."""

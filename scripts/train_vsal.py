@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from monitor.matching.mask_step import MaskStepNet, save_mask_step
 from reference_db.features.encoder import LOOK_BACK_S, SequenceEncoder
+from reference_db.store.disk import atomic_file, write_file
 from training.feature_bank import CLEAN, EDITED, BankPlan, FeatureBank, Take, build_bank
 from training.losses import mask_loss, step_loss, vsal_loss
 from training.training_pairs import AirChances, Batch, Pair, batch_of, broadcast_pair, paper_pair
@@ -308,19 +309,16 @@ def save_sequence_encoder(sequence_encoder: SequenceEncoder, path: Path, configu
     content = safetensors_bytes(tensors, notes)
     digest = hashlib.sha256(content).hexdigest()
     for at, what in ((path, content), (path.with_suffix(".sha256"), f"{digest}  {path.name}\n".encode())):
-        aside = at.with_name(at.name + ".part")
-        aside.write_bytes(what)
-        aside.replace(at)
+        write_file(at, what)
 
 
 def checkpoint(
     path: Path, vsal: Vsal, optimiser: torch.optim.Optimizer, configuration: dict[str, object], step: int
 ) -> None:
-    """Written aside, then renamed: a kill leaves the old one or the new one."""
-    aside = path.with_suffix(".part")
+    """Writes a checkpoint; a kill leaves the old one or the new one."""
     state = {"step": step, "configuration": json.dumps(configuration, sort_keys=True)}
-    torch.save(state | {"vsal": vsal.state_dict(), "optimiser": optimiser.state_dict()}, aside)
-    aside.replace(path)
+    with atomic_file(path) as file:
+        torch.save(state | {"vsal": vsal.state_dict(), "optimiser": optimiser.state_dict()}, file)
 
 
 def resume(path: Path, vsal: Vsal, optimiser: torch.optim.Optimizer, configuration: dict[str, object]) -> int:

@@ -19,7 +19,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,12 +31,11 @@ import apsw
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.errors import ConfigError, OutboxFailed
 from monitor.ops.timestamps import rfc3339
-from reference_db.store.transactions import transaction
+from reference_db.store.sqlite import connect, errors_as, transaction
 
 logger = logging.getLogger(__name__)
 
 FILE, LOCK = "alerts.sqlite", "alerts.lock"
-BUSY_TIMEOUT_MS = 5000
 SCHEMA_VERSION = 1
 SCHEMA = """
 CREATE TABLE event (
@@ -210,24 +209,21 @@ class Outbox:
     @contextmanager
     def _store(self) -> Iterator[apsw.Connection]:
         try:
-            if self._connection is None:
-                self._connect()
-            assert self._connection is not None
-            yield self._connection
-        except (apsw.Error, OSError) as error:
+            with errors_as(OutboxFailed, f"{self.data_dir / FILE} cannot be written"):
+                if self._connection is None:
+                    self._connect()
+                assert self._connection is not None
+                yield self._connection
+        except OutboxFailed:
             self._disconnect()
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise OutboxFailed(f"{self.data_dir / FILE} cannot be written ({reason})") from error
+            raise
 
     def _connect(self) -> None:
         path = self.data_dir / FILE
         if path.exists() and (complaint := _damage(path)):
             self._put_aside(path, complaint)
-        db = apsw.Connection(str(path))
+        db = connect(path, "create")
         try:
-            db.set_busy_timeout(BUSY_TIMEOUT_MS)
-            db.pragma("journal_mode", "wal")
-            db.pragma("synchronous", "full")
             # What a failed fsync left in the log may be in memory only: it is written anew, into the file itself.
             db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             version = db.pragma("user_version")
@@ -348,25 +344,16 @@ class History:
     def _rows(self, sql: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         if not self._path.exists():
             return []
-        try:
-            db = apsw.Connection(str(self._path), flags=apsw.SQLITE_OPEN_READONLY)
-            try:
-                db.set_busy_timeout(BUSY_TIMEOUT_MS)
-                return list(db.execute(sql, values)) if db.pragma("user_version") else []
-            finally:
-                db.close()
-        except apsw.Error as error:
-            raise OutboxFailed(f"{self._path} cannot be read ({error})") from error
+        with errors_as(OutboxFailed, f"{self._path} cannot be read"), closing(connect(self._path, "read")) as db:
+            return list(db.execute(sql, values)) if db.pragma("user_version") else []
+        raise AssertionError  # both pass every error on
 
 
 def _damage(path: Path) -> str | None:
     """What is wrong with the file, if anything is."""
     try:
-        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
+        with closing(connect(path, "write")) as db:
             found = [str(row[0]) for row in db.execute("PRAGMA quick_check(1)")]
-        finally:
-            db.close()
     except (apsw.CorruptError, apsw.NotADBError) as error:
         return str(error)
     return None if found == ["ok"] else found[0]

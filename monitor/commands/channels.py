@@ -115,13 +115,12 @@ def try_channel(
     config_file = config_file or context.obj[0]
     known = {one.name: one for one in settings_of(context, config_file).channels} if config_file else {}
     channel = known.get(name_or_url) or _channel("test", _read(name_or_url), "exact", [])
-    from PIL import Image
-
     from monitor.ingest.channel_probe import look_at
+    from reference_db.media.jpeg import encode_jpeg
 
     found, picture = look_at(channel, seconds)
     thumbnail = thumbnail or Path(f"{channel.name}.jpg")
-    Image.fromarray(picture).save(thumbnail, "JPEG", quality=85)  # whatever its ending
+    thumbnail.write_bytes(encode_jpeg(picture, quality=85))
     found["thumbnail"] = str(thumbnail)
     if as_json:
         print_json(found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from monitor.config.settings import ChannelSettings, load_settings
 from monitor.errors import ConfigError
+from reference_db.store.disk import atomic_file
 
 
 def add_channel(config: Path, channel: ChannelSettings) -> None:
@@ -140,16 +140,8 @@ def _channels(config: Path) -> list[ChannelSettings]:
 def _write(config: Path, text: str, meant: list[ChannelSettings]) -> None:
     config = config.resolve()  # a link stays a link
     mode = config.stat().st_mode & 0o777 if config.exists() else 0o600
-    number, name = tempfile.mkstemp(dir=config.parent, prefix=f".{config.name}.")
-    aside = Path(name)
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as out:
-            out.write(text)
-            os.fchmod(out.fileno(), mode)
-            out.flush()
-            os.fsync(out.fileno())
-        if _channels(aside) != meant:
+    with atomic_file(config, mode=mode) as file:
+        file.write(text.encode())
+        file.flush()
+        if _channels(Path(file.name)) != meant:
             raise ConfigError(f"{config}: its channels are written in a way that only an editor can change.")
-        aside.replace(config)
-    finally:
-        aside.unlink(missing_ok=True)

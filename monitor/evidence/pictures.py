@@ -7,23 +7,16 @@ when somebody asks for it.
 
 from __future__ import annotations
 
-import io
 from collections import OrderedDict
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+
+from reference_db.media.jpeg import encode_jpeg
 
 RING_S = 64  # an alert may begin so long before it is told, and be told so long after it ended
 ALBUM = 24  # pictures of one alert at most
 QUALITY = 70  # 341 x 192: some 7 kB and a third of a millisecond
-
-
-def jpeg(picture: NDArray[np.uint8]) -> bytes:
-    """The picture as it was sampled, compressed."""
-    buffer = io.BytesIO()
-    Image.fromarray(picture).save(buffer, "JPEG", quality=QUALITY)
-    return buffer.getvalue()
 
 
 class PicturePair:
@@ -34,7 +27,7 @@ class PicturePair:
 
     def jpeg(self) -> bytes:
         if not isinstance(self._picture, bytes):
-            self._picture = jpeg(self._picture)
+            self._picture = encode_jpeg(self._picture, quality=QUALITY)
         return self._picture
 
 

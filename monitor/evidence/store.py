@@ -31,6 +31,7 @@ from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.alerting.outbox import History
 from monitor.ops.timestamps import rfc3339
 from monitor.rights.store import ALERT_ID, RightsStore
+from reference_db.store.disk import atomic_file, sync_directory
 
 logger = logging.getLogger(__name__)
 
@@ -170,15 +171,10 @@ class EvidenceStore:
         for name, content in (*pictures.items(), (REPORT, _json(report))):
             if not NAMES.fullmatch(name):
                 raise ValueError(f"{name!r} is no name of evidence")
-            aside = folder / f"{name}.tmp"
-            with aside.open("wb") as file:
+            with atomic_file(folder / name, sync=last) as file:
                 file.write(content)
-                if last:
-                    file.flush()
-                    os.fsync(file.fileno())
-            aside.replace(folder / name)
         if last:
-            _sync(folder)
+            sync_directory(folder)
         return sum(entry.stat().st_size for entry in os.scandir(folder))
 
     def remove(self, alert_id: str) -> None:
@@ -230,12 +226,3 @@ def _seen_in(zone: ZoneInfo, alert: Alert) -> dict[str, str | None]:
 
 def _json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _sync(folder: Path) -> None:
-    """Has the folder's names on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from PIL import Image
-
 from monitor.ingest.sources import Position, Sample, Source
 from reference_db.media.frames import Frame
+from reference_db.media.jpeg import encode_jpeg
 
 QUALITY = 75
 
@@ -27,11 +25,7 @@ class LatestFrames:
     def jpeg(self, channel: str) -> bytes | None:
         """The newest picture; None where none has come."""
         frame = self._newest.get(channel)
-        if frame is None:
-            return None
-        buffer = io.BytesIO()
-        Image.fromarray(frame.picture).save(buffer, "JPEG", quality=QUALITY)
-        return buffer.getvalue()
+        return None if frame is None else encode_jpeg(frame.picture, quality=QUALITY)
 
     def forget(self, channel: str) -> None:
         self._newest.pop(channel, None)

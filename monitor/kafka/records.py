@@ -34,7 +34,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from monitor.config.settings import CHANNEL_NAME
 from monitor.errors import MonitorError
 from monitor.ingest.feature_windows import EncodedFrame
-from reference_db.media.frames import MAX_HOLD_S, MAX_LONG_SIDE, MAX_PIXELS, PICTURE_SHORT_SIDE, Frame
+from reference_db.media.frames import MAX_HOLD_S, MAX_LONG_SIDE, MAX_PIXELS, PICTURE_SHORT_SIDE
+from reference_db.media.jpeg import encode_jpeg
 from reference_db.store.references import FEATURE_SIZE
 
 if TYPE_CHECKING:  # commands that list channels need no decoder
@@ -271,7 +272,7 @@ def record_of(sample: Sample, encoded: EncodedFrame | None = None, encoder_id: s
     if age_ms := round(sample.frame.age_s * MS):
         headers.append(("age_ms", str(age_ms).encode()))
     if encoded is None:
-        value = jpeg(sample.frame)
+        value = encode_jpeg(sample.frame.picture, quality=JPEG_QUALITY)
         headers.append(("content-type", b"image/jpeg"))
     else:
         row, informative = encoded
@@ -287,9 +288,3 @@ def end_of(channel: str, pts_ms: int, epoch: str, at: datetime) -> dict[str, Any
     headers = [("pts_ms", str(pts_ms).encode()), ("ts_ms", str(ts_ms).encode()), ("epoch", epoch.encode())]
     headers.append(("content-type", END.encode()))
     return {"key": channel.encode(), "value": b"", "headers": headers, "timestamp_ms": ts_ms}
-
-
-def jpeg(frame: Frame) -> bytes:
-    out = io.BytesIO()
-    Image.fromarray(frame.picture).save(out, "JPEG", quality=JPEG_QUALITY)
-    return out.getvalue()

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from monitor.errors import ConfigError
 from monitor.matching.tiles import HALO, INNER_COLUMNS, TILE_ROWS, SimilarityTile, TileMaps
 from reference_db.features.engines import Arrays, Engine, fastest
+from reference_db.store.disk import write_file
 
 SHIPPED_WEIGHTS = Path(__file__).parent / "weights" / "mask_step.safetensors"
 
@@ -149,13 +150,11 @@ def _widened(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def save_mask_step(net: MaskStepNet, path: Path, *, trained_on: str, configuration: Mapping[str, object]) -> None:
-    """Writes the weights aside and renames; they carry the encoder's id, their configuration and a digest of all."""
+    """Writes the weights; they carry the encoder's id, their configuration and a digest of all."""
     tensors = {name: weight.detach().contiguous().cpu() for name, weight in net.state_dict().items()}
     metadata = {"trained_on": trained_on, "configuration": json.dumps(dict(configuration), sort_keys=True)}
     metadata["sha256"] = _digest(tensors, metadata)
-    aside = path.with_name(path.name + ".part")
-    aside.write_bytes(safetensors_bytes(tensors, metadata))
-    aside.replace(path)
+    write_file(path, safetensors_bytes(tensors, metadata))
 
 
 def load_mask_step(path: Path | None = None) -> MaskStepNet:

@@ -7,17 +7,15 @@ has had, gets the others when it is next used, and is refused if it has had more
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import apsw
 
 from monitor.errors import ConfigError, MonitorError
-
-BUSY_TIMEOUT_MS = 5000
+from reference_db.store.sqlite import connect, errors_as, transaction
 
 
 class SqliteStore:
@@ -37,7 +35,7 @@ class SqliteStore:
         if not self._path.exists():
             yield None
             return
-        with self._opened(apsw.SQLITE_OPEN_READONLY) as db:
+        with self._opened("read") as db:
             is_new = self._n_steps(db) == len(self._steps)
             if is_new:
                 db.execute("BEGIN")
@@ -49,38 +47,20 @@ class SqliteStore:
     @contextmanager
     def writing(self) -> Iterator[apsw.Connection]:
         """The file in one transaction: all of it is on disk when it ends, or nothing of it."""
-        with self._opened(apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE) as db:
-            db.pragma("journal_mode", "wal")
-            db.pragma("synchronous", "full")
-            db.execute("BEGIN IMMEDIATE")  # the one writer from here on, and what is read is what is changed
-            try:
-                if missing := self._steps[self._n_steps(db) :]:
-                    for step in missing:
-                        db.execute(step)
-                    db.pragma("user_version", len(self._steps))
-                yield db
-                db.execute("COMMIT")
-            except BaseException:
-                if db.in_transaction:
-                    db.execute("ROLLBACK")
-                raise
+        with self._opened("create") as db, transaction(db, immediate=True):
+            if missing := self._steps[self._n_steps(db) :]:
+                for step in missing:
+                    db.execute(step)
+                db.pragma("user_version", len(self._steps))
+            yield db
 
     @contextmanager
-    def _opened(self, flags: int) -> Iterator[apsw.Connection]:
-        try:
-            if flags & apsw.SQLITE_OPEN_CREATE:
+    def _opened(self, access: Literal["read", "create"]) -> Iterator[apsw.Connection]:
+        with errors_as(self._failed, f"{self._path} cannot be used"):
+            if access == "create":
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))  # SQLite's other files follow it
-            db = apsw.Connection(str(self._path), flags=flags)
-            try:
-                db.set_busy_timeout(BUSY_TIMEOUT_MS)
+            with closing(connect(self._path, access, mode=0o600)) as db:
                 yield db
-            finally:
-                db.close()
-        except OSError as error:
-            raise self._failed(f"{self._path} cannot be used ({error.strerror})") from error
-        except apsw.Error as error:
-            raise self._failed(f"{self._path} cannot be used ({error})") from error
 
     def _n_steps(self, db: apsw.Connection) -> int:
         had = int(db.pragma("user_version"))

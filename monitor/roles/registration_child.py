@@ -6,17 +6,15 @@ the process that started it. `Registrar` in web/jobs.py starts it.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from reference_db.errors import CatalogError, CatalogLocked
 from reference_db.library import ReferenceLibrary
+from reference_db.media.child_process import receive_request
 from reference_db.registration import Registration
 
 LOW_PRIORITY = 10  # a nice value
@@ -24,16 +22,11 @@ LOW_PRIORITY = 10  # a nice value
 
 def main() -> None:
     """Answers one request."""
-    lines = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever prints must not print into the answer
-    request = json.load(sys.stdin)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != request["parent"]:
-        return
+    request, lines = receive_request()
     os.nice(LOW_PRIORITY)
 
     def tell(**values: Any) -> None:
-        lines.write(json.dumps(values) + "\n")
+        lines.write(json.dumps(values).encode() + b"\n")
         lines.flush()
 
     encoder = Path(request["encoder"]) if request["encoder"] else None

@@ -6,13 +6,10 @@ turned, the gateway only for the web.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
-import signal
 import stat
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -22,6 +19,7 @@ import av
 from av.error import FFmpegError
 
 from reference_db.media.addresses import OPENS, AddressRefused, ReachPolicy, scheme_of, shown
+from reference_db.media.child_process import receive_request
 from reference_db.media.frames import MAX_PIXELS, Mode
 from reference_db.media.sampling import RECORD, Refused, Sampling
 
@@ -51,12 +49,8 @@ HLS_OPTIONS = {
 
 def main() -> None:
     """Answers one request; the process ends with it."""
-    out = Records(os.fdopen(os.dup(1), "wb", RECORD_BYTES))
-    os.dup2(2, 1)  # whatever prints must not print into the records
-    request = json.load(sys.stdin)
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != request["parent"]:
-        return
+    request, pipe = receive_request(RECORD_BYTES)
+    out = Records(pipe)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a dump would hold the address
     av.logging.set_level(None)

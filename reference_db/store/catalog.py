@@ -27,7 +27,14 @@ from typing import Self
 import apsw
 
 from reference_db.errors import DamagedReference, ReferenceExists, StorageError, UnknownReference
-from reference_db.store.disk import REPAIR, locked, make_directories, sync_directory, told, write_file
+from reference_db.store.disk import (
+    REPAIR,
+    lock_for_writing,
+    make_directories,
+    storage_errors,
+    sync_directory,
+    write_file,
+)
 from reference_db.store.references import (
     FEATURE_SIZE,
     Reference,
@@ -38,6 +45,7 @@ from reference_db.store.references import (
     features_of,
     packed,
 )
+from reference_db.store.sqlite import connect, transaction
 from reference_db.store.tables import (
     Row,
     Salvage,
@@ -55,13 +63,10 @@ from reference_db.store.tables import (
     tally_problem,
 )
 from reference_db.store.thumbnails import packed_thumbnails, thumbnail_in
-from reference_db.store.transactions import transaction
 
 __all__ = ["FEATURE_SIZE", "Catalog", "Contents", "Reference", "ReferenceFeatures", "ReferenceId", "check_id"]
 
 logger = logging.getLogger(__name__)
-
-BUSY_TIMEOUT_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +103,11 @@ class Catalog:
         """
         if not write:
             return cls(data_dir, None, must_exist=must_exist)
-        with told(data_dir):
+        with storage_errors(data_dir):
             make_directories(data_dir)
-            catalog = cls(data_dir, locked(data_dir))
+            catalog = cls(data_dir, lock_for_writing(data_dir))
         try:
-            with told(data_dir):
+            with storage_errors(data_dir):
                 # A change that a killed writer wrote to the log, but showed to nobody, may come to light as long as the
                 # log is not emptied; its files are no garbage till then.
                 if catalog._connect_to_write():
@@ -120,8 +125,8 @@ class Catalog:
         catalogue was kept comes back.
         """
         path = data_dir / "catalog.sqlite"
-        with told(data_dir):
-            lock = locked(data_dir)
+        with storage_errors(data_dir):
+            lock = lock_for_writing(data_dir)
             try:
                 found = salvage(data_dir)
                 references = list(choose(found))
@@ -248,7 +253,7 @@ class Catalog:
         A damaged one can be removed too.
         """
         row = self._row(id)
-        with told(self.data_dir):
+        with storage_errors(self.data_dir):
             self._change(minus=[row])
             self._remove_files(row, keep=None)
         logger.info("removed reference %s", id)
@@ -258,7 +263,7 @@ class Catalog:
         stored = self._select("quarantine")
         if {row[0]: row[1] for row in stored} == reasons:
             return
-        with told(self.data_dir):
+        with storage_errors(self.data_dir):
             self._change(minus=stored, plus=[hashed((id, reason)) for id, reason in sorted(reasons.items())])
 
     def features_path(self, reference: Reference) -> Path:
@@ -271,13 +276,13 @@ class Catalog:
 
     def files(self) -> list[Path]:
         """Every file of features and thumbnails, those of no reference too."""
-        with told(self.data_dir):
+        with storage_errors(self.data_dir):
             folders = [self.data_dir / name for name in ("features", "thumbnails")]
             return sorted(path for folder in folders if folder.is_dir() for path in folder.iterdir())
 
     def faults(self) -> list[str]:
         """What SQLite itself finds wrong with the catalogue's pages."""
-        with told(self.data_dir):
+        with storage_errors(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return []
             assert self._connection is not None
@@ -298,7 +303,7 @@ class Catalog:
         reference = replace(reference, features_sha256="", thumbnails_sha256=shown)
         content = packed(reference, features)
         reference = replace(reference, features_sha256=hashlib.sha256(content).hexdigest())
-        with told(self.data_dir):
+        with storage_errors(self.data_dir):
             self._check_writable()
             if pictures is not None:
                 write_file(self.thumbnails_path(reference), pictures)
@@ -393,7 +398,7 @@ class Catalog:
 
     def _read(self) -> tuple[list[Row], list[Row], list[Row]]:
         """All rows of library, references and quarantine, as of one moment."""
-        with told(self.data_dir):
+        with storage_errors(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return [], [], []
             assert self._connection is not None
@@ -402,7 +407,7 @@ class Catalog:
         raise AssertionError  # `with` of a connection passes every error on
 
     def _select(self, table: str, column: str = "", value: str = "") -> list[Row]:
-        with told(self.data_dir):
+        with storage_errors(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return []
             assert self._connection is not None
@@ -415,8 +420,7 @@ class Catalog:
             if self._must_exist:
                 raise StorageError(f"The library in {self.data_dir} is gone; mount its disk, or restore it.")
             return False
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-        connection.set_busy_timeout(BUSY_TIMEOUT_MS)
+        connection = connect(path, "read")
         if not is_made(connection):
             connection.close()
             return False
@@ -428,11 +432,9 @@ class Catalog:
         path = self.data_dir / "catalog.sqlite"
         if not path.exists():
             _create(path)
-        self._connection = db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-        db.set_busy_timeout(BUSY_TIMEOUT_MS)
-        if not is_made(db):
+        self._connection = connect(path, "write")
+        if not is_made(self._connection):
             raise apsw.CorruptError("it is empty")
-        db.pragma("synchronous", "full")
         return self._empty_log()
 
     def _clear_away_garbage(self) -> None:

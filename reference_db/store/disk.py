@@ -1,4 +1,4 @@
-"""Writing to the library's disk so that it stays, and saying in a sentence what is wrong with it where it fails."""
+"""Files and folders written so that they survive a crash, the writer's lock, and disk errors as StorageError."""
 
 import errno
 import fcntl
@@ -6,30 +6,51 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import apsw
 
 from reference_db.errors import CatalogLocked, StorageError
+from reference_db.store.sqlite import reason_of
 
 REPAIR = "run `copywatch refs verify --repair`, which makes it again from the feature files"
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Writes the file so that it is there whole or not at all, and stays."""
-    aside = path.with_name(path.name + ".part")
+@contextmanager
+def atomic_file(path: Path, *, mode: int | None = None, sync: bool = True) -> Iterator[BinaryIO]:
+    """A new file beside `path` that replaces it when the block ends; if the block raises, `path` stays as it was.
+
+    One writer of a path at a time. `mode` is the file's permissions, set before anything is written. `sync` has the
+    content on disk before the rename; the name itself is there after `sync_directory`.
+    """
+    temporary = path.with_name(path.name + ".part")
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666 if mode is None else mode)
+
     try:
-        with aside.open("wb") as file:
-            file.write(content)
+        with open(temporary, "wb", opener=opener) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)  # the umask may have narrowed it, a leftover may have another
+            yield file
             file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
+            if sync:
+                os.fsync(file.fileno())
+        temporary.rename(path)
     except BaseException:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+
+
+def write_file(path: Path, content: bytes, *, mode: int | None = None) -> None:
+    """Writes the file whole or not at all; when this returns, it survives a power cut."""
+    with atomic_file(path, mode=mode) as file:
+        file.write(content)
     sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:
+    """Has the names in this folder on disk."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -46,7 +67,7 @@ def make_directories(data_dir: Path) -> None:
             sync_directory(path.parent)
 
 
-def locked(data_dir: Path) -> int:
+def lock_for_writing(data_dir: Path) -> int:
     """The writer's lock, as a file handle; the system lets go of it when the process ends, however that happens."""
     handle = os.open(data_dir / "writer.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
@@ -60,7 +81,7 @@ def locked(data_dir: Path) -> int:
 
 
 @contextmanager
-def told(data_dir: Path) -> Iterator[None]:
+def storage_errors(data_dir: Path) -> Iterator[None]:
     """Turns errors of disk and database into a sentence that says what to do."""
     try:
         yield
@@ -70,7 +91,7 @@ def told(data_dir: Path) -> Iterator[None]:
         if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.SQLError | apsw.FormatError):
             name = data_dir / "catalog.sqlite"
             raise StorageError(f"{name} is damaged; {REPAIR}.") from error
-        reason = error.strerror if isinstance(error, OSError) else str(error)
         raise StorageError(
-            f"The library in {data_dir} cannot be used ({reason}); check the path and its permissions, or set data_dir."
+            f"The library in {data_dir} cannot be used ({reason_of(error)}); "
+            "check the path and its permissions, or set data_dir."
         ) from error

@@ -8,7 +8,7 @@ the tally.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +17,7 @@ import apsw
 
 from reference_db.errors import DamagedReference, StorageError
 from reference_db.store.references import Reference, from_record, record
+from reference_db.store.sqlite import connect, transaction
 
 SCHEMA_VERSION = 2
 SCHEMA = (
@@ -176,14 +177,10 @@ def salvage(data_dir: Path) -> Salvage:
     """Reads what can be read of the catalogue, however damaged; a library must be held to write."""
     tables: dict[str, list[Row]] = {"library": [], "reference": [], "quarantine": []}
     path = data_dir / "catalog.sqlite"
-    with suppress(apsw.Error):  # what cannot be read is missing, which is the answer
-        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
-        try:
-            for table, rows in tables.items():
-                with suppress(apsw.Error):
-                    rows.extend(row for row in each(db, table) if is_right(row))
-        finally:
-            db.close()
+    with suppress(apsw.Error), closing(connect(path, "write")) as db:  # what cannot be read counts as missing
+        for table, rows in tables.items():
+            with suppress(apsw.Error):
+                rows.extend(row for row in each(db, table) if is_right(row))
     references = tuple(reference_of(row) for row in tables["reference"])
     if len(tables["library"]) != 1:
         return Salvage(references, None, None, 0)
@@ -196,19 +193,14 @@ def salvage(data_dir: Path) -> Salvage:
 def make(path: Path, references: Iterable[Reference], generation: int) -> None:
     """Makes a catalogue of these references in a file that is not there yet; when this returns all of it is."""
     rows = [row_of(reference) for reference in references]
-    db = apsw.Connection(str(path))
-    try:
-        db.pragma("journal_mode", "wal")
-        db.pragma("synchronous", "full")
-        with db:
+    with closing(connect(path, "create")) as db:
+        with transaction(db):
             for statement in SCHEMA:
                 db.execute(statement)
             db.executemany("INSERT INTO reference VALUES (?, ?, ?, ?, ?)", rows)
             db.execute("INSERT INTO library VALUES (?, ?, ?, ?)", Tally.of(generation, rows).row())
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)  # closing does it too, but would not say if it failed
-    finally:
-        db.close()
+        db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)  # closing does it too, but would not report a failure
 
 
 def is_made(connection: apsw.Connection) -> bool:

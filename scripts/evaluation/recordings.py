@@ -19,6 +19,7 @@ from torch import nn
 from reference_db.features.encoder import FEATURE_SIZE, is_informative
 from reference_db.media.decoding import decode_file
 from reference_db.media.frames import Frame, Mode
+from reference_db.store.disk import atomic_file
 
 BATCH = 16  # pictures encoded at once
 HELD = ("held", "ages_s")  # what a recording has beside its rows where only key pictures were decoded
@@ -90,10 +91,8 @@ class RecordingShelf:
         self._told(f"encoding {path.name}")
         recording = record(path, self.encoder, mode)
         held = {name: column for name in HELD if (column := getattr(recording, name)) is not None}
-        aside = at.with_suffix(".part")
-        with aside.open("wb") as file:
+        with atomic_file(at) as file:
             np.savez(file, allow_pickle=False, rows=recording.rows, informative=recording.informative, **held)
-        aside.replace(at)
         return recording
 
 

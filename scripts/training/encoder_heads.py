@@ -6,7 +6,6 @@ ImageNet's trunk comes in, a trained one lies some way from it, and a file of we
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +13,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from reference_db.features.borders import without_borders
 from reference_db.features.encoder import FEATURE_SIZE, Block, FrameEncoder, prepare, squeeze
+from reference_db.store.disk import write_file
 from training.edits import draw_edit
 from training.training_videos import FLAT, Films
 
@@ -134,11 +134,9 @@ def mixed(trained: FrameEncoder, share: float) -> FrameEncoder:
 def export(encoder: FrameEncoder, head: Head, out: Path, notes: dict[str, str]) -> str:
     """Writes the weights in half precision and their SHA-256 beside them; the SHA-256 comes back."""
     tensors = encoder.state_dict() | {"project.weight": head.weight, "project.bias": head.bias}
-    partial = out.with_suffix(".partial")
     out.parent.mkdir(parents=True, exist_ok=True)
-    save_file({k: v.detach().clone().half().contiguous() for k, v in tensors.items()}, partial, metadata=notes)
-    digest = hashlib.sha256(partial.read_bytes()).hexdigest()
-    partial.chmod(0o644)
-    os.replace(partial, out)
+    content = save({k: v.detach().clone().half().contiguous() for k, v in tensors.items()}, metadata=notes)
+    digest = hashlib.sha256(content).hexdigest()
+    write_file(out, content, mode=0o644)
     out.with_suffix(".sha256").write_text(f"{digest}  {out.name}\n")
     return digest

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from reference_db.features.encoder import FEATURE_SIZE, Encoder, load_encoder
 from reference_db.media.frames import PICTURE_SHORT_SIDE
+from reference_db.store.disk import atomic_file
 from training.edits import draw_edit
 
 Picture = NDArray[np.uint8]  # [h, w, 3] RGB
@@ -186,7 +187,7 @@ def _start_worker(encoder: Path | None, plan: BankPlan) -> None:
 
 
 def _store(path: Path, at: Path) -> None:
-    """Encodes all takes of one video and writes them aside, then renames."""
+    """Encodes all takes of one video and writes them, all or none."""
     assert _worker is not None
     encoder, plan = _worker
     rng = np.random.default_rng([plan.seed, int(_short_hash(path.stem), 16)])
@@ -194,10 +195,8 @@ def _store(path: Path, at: Path) -> None:
     arrays: dict[str, NDArray[np.generic]] = {}
     for k, (kind, times_s, rows) in enumerate(takes):
         arrays |= {f"kind{k}": np.array(kind), f"times{k}": times_s, f"rows{k}": rows.astype(np.float16)}
-    aside = at.with_suffix(".part")
-    with aside.open("wb") as file:
+    with atomic_file(at) as file:
         np.savez(file, allow_pickle=False, **arrays)
-    aside.replace(at)
 
 
 def _takes(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,8 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+
+from reference_db.store.disk import atomic_file
 
 CACHE_SIDE = 208  # a little more than the network reads, so that crops keep some detail
 CACHE_FPS = 4
@@ -92,16 +93,15 @@ def _decode_all(paths: list[Path], table: Path, pixels: Path) -> None:
                 greys.append(small / max(float(np.linalg.norm(small)), 1e-6))
             names.append(path.name)
             starts.append(len(seconds))
-    partial = table.with_suffix(".partial.npz")
-    np.savez(
-        partial,
-        names=np.array(names),
-        starts=np.array(starts, np.int64),
-        seconds=np.array(seconds, np.float32),
-        greys=np.array(greys, np.float32),
-        spread=np.array(spread, np.float32),
-    )
-    os.replace(partial, table)
+    with atomic_file(table) as file:
+        np.savez(
+            file,
+            names=np.array(names),
+            starts=np.array(starts, np.int64),
+            seconds=np.array(seconds, np.float32),
+            greys=np.array(greys, np.float32),
+            spread=np.array(spread, np.float32),
+        )
 
 
 def is_held_back(name: str, share: float) -> bool:

@@ -19,13 +19,14 @@ from monitor.alerting.alerts import ENDED, STARTED, Alert
 from monitor.config.settings import EvidenceSettings, Settings
 from monitor.evidence import keeper as keeper_module
 from monitor.evidence.keeper import EvidenceKeeper, Seen
-from monitor.evidence.pictures import ALBUM, RING_S, Album, Ring, jpeg
+from monitor.evidence.pictures import ALBUM, QUALITY, RING_S, Album, Ring
 from monitor.evidence.store import EvidenceStore
 from monitor.ingest.sources import Sample
 from monitor.ops.metrics import Metrics
 from monitor.rights.rules import Rules
 from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor
 from reference_db.media.frames import Frame
+from reference_db.media.jpeg import encode_jpeg
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
 from tests.support.planted_channels import BEGAN, Air, Part, aired, film_rows, trained
@@ -101,7 +102,7 @@ def register(folder: Path, *, thumbnails: bool = True, imported: bool = False) -
         ReferenceId("swift"), "Swift", "", {}, "0" * 64, len(rows), 0, "planted", "", BEGAN, imported=imported
     )
     features = ReferenceFeatures(rows.astype(np.float16), np.ones(len(rows), np.bool_))
-    pictures = [jpeg(card(second)) for second in range(len(rows))] if thumbnails else None
+    pictures = [encode_jpeg(card(second), quality=QUALITY) for second in range(len(rows))] if thumbnails else None
     with Catalog.open(folder, write=True) as catalog:
         catalog.add(reference, features, pictures)
 
@@ -288,7 +289,7 @@ def test_rings_and_albums_are_bounded_and_a_picture_is_compressed_once() -> None
     shown = ring.push(0, still)
     assert ring.push(1, still) is shown
     assert shown.jpeg() is shown.jpeg()
-    assert shown.jpeg() == jpeg(still)
+    assert shown.jpeg() == encode_jpeg(still, quality=QUALITY)
     for second in range(1000):
         album.push(second, shown)
         ring.push(second, still)

@@ -24,6 +24,7 @@ from typing import Literal
 
 from monitor.errors import ConfigError
 from monitor.ops.timestamps import rfc3339
+from reference_db.store.disk import write_file
 
 FILE = "tokens.json"
 TOKEN_PREFIX = "cw_"
@@ -104,15 +105,7 @@ class Tokens:
             fcntl.flock(lock, fcntl.LOCK_EX)
             tokens = _read(self._path)
             yield tokens
-            aside = self._path.with_suffix(".tmp")
-            number = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(number, "w", encoding="utf-8") as out:
-                os.fchmod(number, 0o600)
-                json.dump([asdict(one) for one in tokens], out, indent=1)
-                out.flush()
-                os.fsync(number)
-            aside.replace(self._path)
-            os.fsync(lock)
+            write_file(self._path, json.dumps([asdict(one) for one in tokens], indent=1).encode(), mode=0o600)
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be written ({error.strerror}).") from error
         finally:

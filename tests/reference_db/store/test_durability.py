@@ -2,7 +2,7 @@
 
 import pytest
 
-import reference_db.store.catalog as catalog_module
+from reference_db.store import sqlite
 from tests.chaos import power, random_kills, storage
 from tests.chaos.operations import OPERATIONS, WRONG, Operation
 
@@ -46,7 +46,7 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_it_acknowledged() -> N
 def test_what_a_killed_writer_left_in_the_log_comes_to_light_whole_or_not_at_all(
     name: str, with_writer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(catalog_module, "BUSY_TIMEOUT_MS", 50)  # the reader that is in the way will not go
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 50)  # the reader that is in the way will not go
     operation = next(operation for operation in OPERATIONS if operation.name == name)
     pairs = storage.hidden_changes(operation, with_writer)  # every reference is read to its last byte
     states = [state for pair in pairs for state in pair]
