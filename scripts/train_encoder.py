@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from evaluation.encoder_benchmark import judge, make_trial
-from reference_db.features.encoder import FEATURE_SIZE, PICTURE_SIDE, prepare
+from reference_db.features.encoder import PICTURE_SIDE, prepare
 from reference_db.store.disk import atomic_file
+from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit
 from training.encoder_heads import export, fit_heads, fit_pictures, imagenet_encoder, mixed, pooled_rows, whiten
 from training.training_videos import ALIKE, CACHE_FPS, FLAT, Films, is_held_back, load_films, squares

@@ -27,8 +27,8 @@ from reference_db.features.borders import RULES as BORDERS
 from reference_db.features.borders import without_borders
 from reference_db.features.engines import Arrays, Engine, fastest
 from reference_db.media.frames import PICTURE_SHORT_SIDE
+from reference_db.store.references import FEATURE_SIZE
 
-FEATURE_SIZE = 512
 PICTURE_SIDE = 160  # as in training; 192 costs three tenths more and finds no more copies
 POOLED_SIZE = 1280
 SAMPLER = "one picture per second, the first at or after the half, 1"  # as frames.OneFps picks; belongs to the id

@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from reference_db.features.encoder import FEATURE_SIZE, is_informative
+from reference_db.features.encoder import is_informative
 from reference_db.media.decoding import decode_file
 from reference_db.media.frames import Frame, Mode
 from reference_db.store.disk import atomic_file
+from reference_db.store.references import FEATURE_SIZE
 
 BATCH = 16  # pictures encoded at once
 HELD = ("held", "ages_s")  # what a recording has beside its rows where only key pictures were decoded

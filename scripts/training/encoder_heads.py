@@ -17,8 +17,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from reference_db.features.borders import without_borders
-from reference_db.features.encoder import FEATURE_SIZE, Block, FrameEncoder, prepare, squeeze
+from reference_db.features.encoder import Block, FrameEncoder, prepare, squeeze
 from reference_db.store.disk import write_file
+from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit
 from training.training_videos import FLAT, Films
 

@@ -21,9 +21,10 @@ import numpy as np
 from av.video.reformatter import Interpolation
 from numpy.typing import NDArray
 
-from reference_db.features.encoder import FEATURE_SIZE, Encoder, load_encoder
+from reference_db.features.encoder import Encoder, load_encoder
 from reference_db.media.frames import PICTURE_SHORT_SIDE
 from reference_db.store.disk import atomic_file
+from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit
 
 Picture = NDArray[np.uint8]  # [h, w, 3] RGB

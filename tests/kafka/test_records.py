@@ -30,8 +30,8 @@ from monitor.kafka.records import (
     record_of,
 )
 from monitor.kafka.timeline import Place, Timeline
-from reference_db.features.encoder import FEATURE_SIZE
 from reference_db.media.frames import Frame
+from reference_db.store.references import FEATURE_SIZE
 
 BEGAN = datetime(2026, 11, 16, 8, tzinfo=UTC)
 TS_MS = 1_794_816_500_000  # after it

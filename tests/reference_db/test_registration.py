@@ -13,12 +13,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from reference_db.errors import CatalogError, EncoderMismatch, MediaError, ReferenceExists
-from reference_db.features.encoder import FEATURE_SIZE as ENCODER_FEATURE_SIZE
 from reference_db.features.encoder import Encoder, load_encoder
 from reference_db.media.decoding import decode_file
 from reference_db.registration import QualityReport, hygiene, register, safe_id
 from reference_db.search.index import ReferenceIndex
-from reference_db.store.catalog import FEATURE_SIZE, Catalog, ReferenceId
+from reference_db.store.catalog import Catalog, ReferenceId
 from tests.support.media import picture, write_clip, write_film, write_sound
 
 
@@ -52,10 +51,6 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def still(grey: int) -> np.typing.NDArray[np.uint8]:
     return np.full((180, 320, 3), grey, np.uint8)
-
-
-def test_the_catalogue_and_the_encoder_agree_on_the_size_of_a_feature() -> None:
-    assert FEATURE_SIZE == ENCODER_FEATURE_SIZE
 
 
 def test_a_film_becomes_a_reference(tmp_path: Path, encoder: Encoder, film: Path) -> None:

@@ -15,7 +15,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from reference_db.features.encoder import FEATURE_SIZE, load_encoder
+from reference_db.features.encoder import load_encoder
+from reference_db.store.references import FEATURE_SIZE
 from tests.support.training_clips import write_clip
 from training.training_videos import CACHE_FPS, is_held_back, load_films
 

@@ -19,7 +19,6 @@ from monitor.demo.media import PROGRAMME, REFERENCES
 from reference_db.errors import CatalogError
 from reference_db.features.encoder import (
     BLANK,
-    FEATURE_SIZE,
     LOOK_BACK_S,
     N_HEADS,
     PICTURE_SIDE,
@@ -35,6 +34,7 @@ from reference_db.features.encoder import (
     squeeze,
 )
 from reference_db.features.engines import with_openvino, with_torch
+from reference_db.store.references import FEATURE_SIZE
 
 
 def scene(seed: int, height: int = 192, width: int = 256) -> NDArray[np.uint8]:
