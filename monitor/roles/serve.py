@@ -105,7 +105,7 @@ async def serve(
         model=models.name,
         encoder_id=models.encoder.encoder_id,
         channels=lambda: roster.watched,
-        glimpses=glimpses,
+        latest_frames=glimpses,
     )
     face = WebApp(station)
     apps = face.app, create_probes(metrics.registry, health)

@@ -1,6 +1,6 @@
-"""The HTTP face: probes and metrics for machines, the REST API under /api/v1 for people and their programs.
+"""The web application: probes and metrics, the REST API under /api/v1, and the dashboard.
 
-Each resource of the API has a file of its own beside this one; who may use which route is in auth.py.
+Each resource of the API has a file in routes/; auth/gatekeeper.py lists the scope that each route requires.
 """
 
 import asyncio
@@ -8,39 +8,51 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 
 from monitor import __version__
-from monitor.alerting.webhook_delivery import WebhookSender
-from monitor.alerting.webhooks import WebhookStore
-from monitor.web.auth.gatekeeper import SCOPES, Gatekeeper
-from monitor.web.auth.tokens import Tokens
-from monitor.web.channel_board import ChannelBoard
+from monitor.web.auth.gatekeeper import SCOPES
 from monitor.web.channel_outages import Outages
 from monitor.web.context import AppContext
-from monitor.web.dashboard import add_dashboard
 from monitor.web.middleware import SecurityMiddleware
 from monitor.web.probes import probes
 from monitor.web.requests.idempotency import PARAMETER, Idempotency, Replies
-from monitor.web.requests.jobs import Jobs, Registrar
-from monitor.web.requests.problems import ProblemOut, tell_problems
-from monitor.web.routes.alerts import add_alerts
-from monitor.web.routes.channels import add_channels
-from monitor.web.routes.events import Events, add_events
-from monitor.web.routes.evidence import add_evidence
-from monitor.web.routes.licences import add_licences
-from monitor.web.routes.references import add_references
-from monitor.web.routes.system import add_session, add_system
-from monitor.web.routes.uploads import add_jobs, add_uploads
-from monitor.web.routes.webhooks import add_webhooks
+from monitor.web.requests.problems import EXCEPTION_HANDLERS, ProblemOut
+from monitor.web.routes import (
+    alerts,
+    channels,
+    dashboard,
+    events,
+    evidence,
+    jobs,
+    licences,
+    references,
+    session,
+    system,
+    uploads,
+    webhooks,
+)
 
 logger = logging.getLogger(__name__)
 
-AGAIN_S = 5.0  # after a failure that nobody foresaw
+RETRY_S = 5.0  # after an unexpected failure
+API_ROUTERS: tuple[APIRouter, ...] = (
+    system.router,
+    session.router,
+    channels.router,
+    references.router,
+    uploads.router,
+    jobs.router,
+    alerts.router,
+    evidence.router,
+    licences.router,
+    webhooks.router,
+    events.router,
+)
 
 
 class Api(FastAPI):
-    """The application; its document also says what an error looks like and how a token is shown."""
+    """The application; its OpenAPI document also describes problems and tokens."""
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -48,7 +60,7 @@ class Api(FastAPI):
             parts["schemas"]["ProblemOut"] = ProblemOut.model_json_schema()
             parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             assert self.openapi_schema is not None
-            self.openapi_schema["security"] = [{"token": []}, {}]  # none is needed where none was made
+            self.openapi_schema["security"] = [{"token": []}, {}]  # no token is needed while none exists
             for path, methods in self.openapi_schema["paths"].items():
                 if "post" in methods and SCOPES["POST", path] is not None:
                     methods["post"].setdefault("parameters", []).append(PARAMETER)
@@ -56,54 +68,38 @@ class Api(FastAPI):
 
 
 class WebApp:
-    """The application and what it does beside answering: `run` works until it is cancelled."""
+    """The application and its background tasks: `run` works until cancelled."""
 
-    def __init__(self, station: AppContext) -> None:
-        tokens, board = Tokens(station.settings.data_dir), ChannelBoard(station)
-        gatekeeper = Gatekeeper(tokens)
-        self.events = Events(station, board)
-        self.app = Api(title="Copywatch", version=__version__, docs_url=None, redoc_url=None)
-        self.app.include_router(probes(station.metrics.registry, station.health))
-        add_system(self.app, station, board)
-        add_session(self.app, gatekeeper, tokens)
-        add_channels(self.app, station, board)
-        self.registrar = Registrar(Jobs(station.settings.data_dir), station.settings)
-        add_references(self.app, station, self.registrar)
-        add_uploads(self.app, station, self.registrar)
-        add_jobs(self.app, self.registrar.jobs)
-        add_alerts(self.app, station)
-        add_evidence(self.app, station)
-        add_licences(self.app, station)
-        settings, webhooks = station.settings, WebhookStore(station.settings.data_dir)
-        self.sender = WebhookSender(
-            webhooks,
-            station.history,
-            station.rights,
-            station.metrics,
-            settings.webhooks.allow,
-            settings.alerting.keep_days,
+    def __init__(self, context: AppContext) -> None:
+        self.context = context
+        self.outages = Outages(context.board, context.webhooks, context.settings.webhooks.channel_down_s)
+        self.app = Api(
+            title="Copywatch",
+            version=__version__,
+            docs_url=None,
+            redoc_url=None,
+            exception_handlers=EXCEPTION_HANDLERS,
         )
-        add_webhooks(self.app, self.sender)
-        self.outages = Outages(board, webhooks, settings.webhooks.channel_down_s)
-        add_events(self.app, self.events)
-        add_dashboard(self.app)
-        tell_problems(self.app)
-        self.app.add_middleware(Idempotency, replies=Replies(settings.data_dir))
-        self.app.add_middleware(SecurityMiddleware, api=self.app, gatekeeper=gatekeeper)
+        self.app.state.context = context
+        self.app.include_router(probes(context.metrics.registry, context.health))
+        for router in (*API_ROUTERS, dashboard.router):
+            self.app.include_router(router)
+        self.app.add_middleware(Idempotency, replies=Replies(context.settings.data_dir))
+        self.app.add_middleware(SecurityMiddleware, routers=API_ROUTERS, gatekeeper=context.gatekeeper)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_kept_going("telling events", self.events.run))
-            tasks.create_task(_kept_going("registering uploads", self.registrar.run))
-            tasks.create_task(_kept_going("delivering to webhooks", self.sender.run))
-            tasks.create_task(_kept_going("watching for outages", self.outages.run))
+            tasks.create_task(_run_forever("publishing events", self.context.feed.run))
+            tasks.create_task(_run_forever("registering uploads", self.context.registrar.run))
+            tasks.create_task(_run_forever("delivering to webhooks", self.context.webhook_sender.run))
+            tasks.create_task(_run_forever("watching for outages", self.outages.run))
 
 
-async def _kept_going(what: str, work: Callable[[], Awaitable[None]]) -> None:
-    """Works for ever: whatever ends it is told and it is begun again, since watching must not end with it."""
+async def _run_forever(what: str, work: Callable[[], Awaitable[None]]) -> None:
+    """Runs the work and restarts it after any failure: a failure here must not end the monitoring."""
     while True:
         try:
             await work()
         except Exception:
-            logger.exception("%s failed; it is begun again in %.0f s", what, AGAIN_S)
-        await asyncio.sleep(AGAIN_S)
+            logger.exception("%s failed; restarting in %.0f s", what, RETRY_S)
+        await asyncio.sleep(RETRY_S)

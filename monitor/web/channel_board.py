@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel, Field
 
+from monitor.alerting.outbox import History
+from monitor.config.settings import ChannelSettings
+from monitor.ops.metrics import Metrics
 from monitor.ops.timestamps import rfc3339
-from monitor.web.context import AppContext
 from reference_db.media.addresses import redact_url
 
 
@@ -46,8 +49,10 @@ class _ChannelRow:
 class ChannelBoard:
     """Kept up by `look`; everything on it may be read from any thread."""
 
-    def __init__(self, station: AppContext) -> None:
-        self._station = station
+    def __init__(
+        self, watched: Callable[[], Sequence[tuple[ChannelSettings, bool]]], metrics: Metrics, history: History
+    ) -> None:
+        self._watched, self._metrics, self._history = watched, metrics, history
         self._lines: dict[str, _ChannelRow] = {}
         self._changed: set[str] = set()
         self._lock = threading.Lock()
@@ -66,8 +71,8 @@ class ChannelBoard:
 
     def _look(self) -> None:
         now = rfc3339(datetime.now(UTC))
-        states, processed = self._told_states(), self._per_channel(self._station.metrics.frames_processed)
-        watched = self._station.channels()
+        states, processed = self._told_states(), self._per_channel(self._metrics.frames_processed)
+        watched = self._watched()
         for channel, has_ended in watched:
             n, name = processed.get(channel.name, 0.0), channel.name
             state = "ended" if has_ended else states.get(name, "up" if n else "starting")
@@ -86,14 +91,14 @@ class ChannelBoard:
     def channels(self) -> list[ChannelOut]:
         """All of them, sorted by name; reads the open alerts from disk."""
         self.look()
-        metrics = self._station.metrics
+        metrics = self._metrics
         lags, gaps = self._per_channel(metrics.lag), self._per_channel(metrics.gap_seconds)
         reconnects, dropped = self._per_channel(metrics.reconnects), self._per_channel(metrics.frames_dropped)
         current = defaultdict(list)
-        for alert in self._station.history.open_alerts():
+        for alert in self._history.open_alerts():
             current[alert.channel].append(alert.id)
         found = []
-        for channel, _ in self._station.channels():
+        for channel, _ in self._watched():
             line = self._lines.get(channel.name)
             if line is None:
                 continue  # it came just now
@@ -125,7 +130,7 @@ class ChannelBoard:
         return dict(Counter(self.states().values()))
 
     def _told_states(self) -> dict[str, str]:
-        samples = [one for metric in self._station.metrics.channel_state.collect() for one in metric.samples]
+        samples = [one for metric in self._metrics.channel_state.collect() for one in metric.samples]
         return {one.labels["channel"]: one.labels["state"] for one in samples if one.value == 1}
 
     @staticmethod

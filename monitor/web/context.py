@@ -1,6 +1,7 @@
-"""The running monitor as the web sees it.
+"""What the routes work with: the running monitor as `serve` gives it, and the stores and workers of the web.
 
-Nothing here waits on the event loop: what reads a disk is a plain function for a thread.
+A route takes it as a parameter `context: Context`. Methods that read a disk are plain functions for a thread, so
+nothing here blocks the event loop.
 """
 
 from __future__ import annotations
@@ -10,8 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from monitor.alerting.outbox import History
+from monitor.alerting.webhook_delivery import WebhookSender
+from monitor.alerting.webhooks import WebhookStore
 from monitor.config.settings import ChannelSettings, Settings
 from monitor.evidence.store import EvidenceStore
 from monitor.ingest.latest_frames import LatestFrames
@@ -19,38 +25,80 @@ from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
 from monitor.rights.store import RightsStore
 from monitor.runtime.channel_monitor import ActiveLibrary
+from monitor.web.auth.gatekeeper import Caller, Gatekeeper
+from monitor.web.auth.tokens import Tokens
+from monitor.web.channel_board import ChannelBoard
+from monitor.web.dashboard import read_dashboard
+from monitor.web.event_feed import EventFeed
+from monitor.web.reference_views import ReferenceViews
+from monitor.web.requests.jobs import Jobs, Registrar
+from monitor.web.requests.limits import RequestLimits
 from reference_db.store.catalog import Catalog, Contents
 
 
 @dataclass(eq=False)
 class AppContext:
-    """All that `serve` gives the web."""
+    """One per application. The fields come from `serve`; the other attributes are built from them."""
 
     settings: Settings
-    config: Path | None  # the file that channels are added to and taken from
+    config: Path | None  # the file that channels are added to and removed from
     metrics: Metrics
     health: Health
     library: ActiveLibrary
     model: str
     encoder_id: str
-    channels: Callable[[], Sequence[tuple[ChannelSettings, bool]]]  # those that are watched, and whether each has ended
-    glimpses: LatestFrames
+    channels: Callable[[], Sequence[tuple[ChannelSettings, bool]]]  # the monitored ones, and whether each has ended
+    latest_frames: LatestFrames
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
-        self.evidence = EvidenceStore(self.settings.data_dir)
-        self.history, self.rights = History(self.settings.data_dir), RightsStore(self.settings.data_dir)
+        data_dir = self.settings.data_dir
+        self.evidence = EvidenceStore(data_dir)
+        self.history, self.rights = History(data_dir), RightsStore(data_dir)
+        self.tokens = Tokens(data_dir)
+        self.gatekeeper = Gatekeeper(self.tokens)
+        self.board = ChannelBoard(self.channels, self.metrics, self.history)
+        self.feed = EventFeed(self.history, self.rights, self.evidence, self.board, self.contents)
+        self.registrar = Registrar(Jobs(data_dir), self.settings)
+        self.webhooks = WebhookStore(data_dir)
+        self.webhook_sender = WebhookSender(
+            self.webhooks,
+            self.history,
+            self.rights,
+            self.metrics,
+            self.settings.webhooks.allow,
+            self.settings.alerting.keep_days,
+        )
+        self.reference_views = ReferenceViews(self.library)
+        self.dashboard = read_dashboard()
+        self.limits = RequestLimits()
         self._contents: Contents | None = None
-        self._reading = threading.Lock()
+        self._contents_lock = threading.Lock()
 
     def catalog(self) -> Catalog:
-        """The library on disk, to read; close it."""
+        """The library on disk, opened to read; the caller closes it."""
         return Catalog.open(self.settings.data_dir)
 
     def contents(self) -> Contents:
-        """What the library holds; read anew when it has changed."""
-        with self._reading, self.catalog() as catalog:
+        """What the library holds; read again only after a change."""
+        with self._contents_lock, self.catalog() as catalog:
             tally = catalog.tally()
             if self._contents is None or not tally or self._contents.tally != tally:
                 self._contents = catalog.contents()
             return self._contents
+
+
+async def _app_context(request: Request) -> AppContext:
+    context = request.app.state.context
+    assert isinstance(context, AppContext)
+    return context
+
+
+async def _current_caller(request: Request) -> Caller:
+    caller = request.state.caller  # set by the middleware
+    assert isinstance(caller, Caller)
+    return caller
+
+
+Context = Annotated[AppContext, Depends(_app_context)]
+CurrentCaller = Annotated[Caller, Depends(_current_caller)]

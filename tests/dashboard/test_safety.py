@@ -161,7 +161,7 @@ def test_where_there_are_tokens_one_is_asked_for(start: Callable[[int], Serving]
     dialog = page.get_by_role("dialog", name="Log in")
     dialog.get_by_label("Token").fill("cw_wrong")
     dialog.get_by_role("button", name="Log in").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("not known")
+    expect(dialog.get_by_role("alert")).to_contain_text("Unknown token")
     dialog.get_by_label("Token").fill(token)
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()

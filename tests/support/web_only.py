@@ -14,7 +14,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from monitor.alerting.outbox import Outbox
-from monitor.config.settings import Settings
+from monitor.config.settings import ChannelSettings, Settings
 from monitor.ingest.latest_frames import LatestFrames
 from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
@@ -38,7 +38,8 @@ class Door:
         webhooks = {"channel_down_s": channel_down_s}
         settings = Settings.model_validate({"data_dir": data_dir, "web": web, "webhooks": webhooks})
         self.outbox = Outbox.open(data_dir, [])
-        self.station = AppContext(
+        self.channels: list[tuple[ChannelSettings, bool]] = []  # monitored ones, and whether each has ended
+        self.context = AppContext(
             settings=settings,
             config=data_dir / "copywatch.yaml",
             metrics=Metrics(CollectorRegistry()),
@@ -46,10 +47,10 @@ class Door:
             library=ActiveLibrary(ReferenceIndex.from_features([])),
             model="test",
             encoder_id=_encoder_id(),
-            channels=lambda: [],
-            glimpses=LatestFrames(),
+            channels=lambda: self.channels,
+            latest_frames=LatestFrames(),
         )
-        self.web = WebApp(self.station)
+        self.web = WebApp(self.context)
         self._socket = socket.create_server((host, 0))
         self.port = self._socket.getsockname()[1]
         self._server = uvicorn.Server(

@@ -19,7 +19,7 @@ from monitor.errors import ConfigError
 from monitor.web.auth import gatekeeper
 from monitor.web.auth.gatekeeper import RANK, SCOPES, check_exposure, is_loopback
 from monitor.web.auth.tokens import FILE, Tokens
-from monitor.web.routes import channels
+from monitor.web.requests import limits
 from tests.support.web_only import Door
 
 SAMPLES = {
@@ -109,7 +109,7 @@ def test_tokens_on_the_command_line(tmp_path: Path) -> None:
     again = run("add", "ada")
     assert (again.returncode, again.stderr) == (
         3,
-        "copywatch: there is a token ada already; choose another name or remove it.\n",
+        "copywatch: token ada already exists; choose another name or remove it.\n",
     )
     listed = json.loads(run("list", "--json").stdout)
     assert [(one["name"], one["scope"]) for one in listed] == [("ada", "write")]
@@ -315,11 +315,11 @@ def test_only_an_administrator_names_private_addresses(guarded: Door, tokens: di
     assert b"pa55" not in made.body
     assert b"hush" not in made.body
     assert admin("POST", "/api/v1/channels", {"name": "inside", "url": "http://10.1.2.3/x"}).status == 409
-    assert "inside" in (guarded.station.config or Path()).read_text()
+    assert "inside" in (guarded.context.config or Path()).read_text()
 
 
 def test_channels_are_not_added_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "A_MINUTE", 2)
+    monkeypatch.setattr(limits, "CHANNELS_PER_MINUTE", 2)
     with Door(tmp_path) as door:
         asked = [{"name": f"c{n}", "url": f"http://192.0.2.7/{n}"} for n in range(4)]
         replies = [door.client()("POST", "/api/v1/channels", one) for one in asked]

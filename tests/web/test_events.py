@@ -59,7 +59,7 @@ def test_alerts_are_told_as_they_come_and_from_where_a_listener_stopped(tmp_path
             assert json.loads(ended["data"])["title"] == "<b>The Film</b>"
         with listening(door, Last_Event_ID="1") as back:
             assert next(back)["id"] == "2"
-        door.station.rights.review(sample_alert().id, "confirmed", by="ada")
+        door.context.rights.review(sample_alert().id, "confirmed", by="ada")
         reviewed = next(one)
         assert reviewed["event"] == "alert.reviewed"
         assert "id" not in reviewed
@@ -76,23 +76,23 @@ def test_a_listener_that_does_not_read_is_dropped_and_delays_nobody(
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             one.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert one.recv(1).startswith(b"H")
-        told = door.web.events
+        feed = door.context.feed
         # Four MB for each: more than the kernel holds back for a connection, far more than a queue.
         wide = tuple({"at": float(n), "seconds": 1.0, "reason": "x" * 500} for n in range(256))
         n_events = 32
         door.outbox.write([OutboxEntry("ch5", [sample_alert(n, reason=json.dumps(wide)) for n in range(n_events)])])
         assert [next(reader)["id"] for _ in range(n_events)] == [str(n + 1) for n in range(n_events)]
-        seen = iter(lambda: told.n_listeners, 1)
+        seen = iter(lambda: feed.n_listeners, 1)
         for n, _ in enumerate(seen):
             door.outbox.write([OutboxEntry("ch5", [sample_alert(1000 + n)])])
             next(reader)  # the reader is told all the while
-        assert told.n_listeners == 1
+        assert feed.n_listeners == 1
         for one in asleep:
             one.close()
 
 
 def test_not_more_listeners_than_can_be_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LISTENERS", 1)
+    monkeypatch.setattr(events, "MAX_LISTENERS", 1)
     with Door(tmp_path) as door, listening(door):
         reply = door.client()("GET", "/api/v1/events")
         assert reply.status == 429

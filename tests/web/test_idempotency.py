@@ -69,7 +69,7 @@ def test_whether_it_was_done_before_a_crash_is_not_guessed(tmp_path: Path, point
         client = door.client()
         again = client("POST", "/api/v1/licences", {"owner": "ACME"}, KEY)
         assert again.status == 409
-        assert "may have been done or not" in again.json["detail"]
+        assert "may or may not have been executed" in again.json["detail"]
         assert len(client.get("/licences")["items"]) == n_licences
         assert client("POST", "/api/v1/licences", {"owner": "ACME"}, {"Idempotency-Key": "9b1c-5"}).status == 201
 
@@ -141,14 +141,14 @@ def test_a_key_that_is_none(tmp_path: Path, key: str) -> None:
 def test_twice_at_once_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second comes while the first waits for the monitor, which is not there, to retract an alert."""
     looked, may_end = threading.Event(), threading.Event()
-    seqs = alerts._seqs
+    seqs = alerts._last_events
 
     def slowly(*args: object) -> dict[str, tuple[int, str]]:
         looked.set()
         assert may_end.wait(60)
         return seqs(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(alerts, "_seqs", slowly)
+    monkeypatch.setattr(alerts, "_last_events", slowly)
     with Door(tmp_path) as door:
         door.outbox.write([OutboxEntry("ch5", [sample_alert()])])
         path, replies = f"/api/v1/alerts/{sample_alert().id}/review", list[Reply]()
@@ -162,17 +162,17 @@ def test_twice_at_once_is_done_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         may_end.set()
         first.join()
         assert replies[0].status == 200
-        assert len(door.station.rights.reviews()) == 1
+        assert len(door.context.rights.reviews()) == 1
 
 
 def test_answers_are_kept_for_a_day_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = idempotency.Replies(tmp_path)
     answer = idempotency.StoredReply("", 201, [("a", "b")], b"{}")
-    monkeypatch.setattr(idempotency, "KEPT", 3)
+    monkeypatch.setattr(idempotency, "MAX_REPLIES", 3)
     for n in range(5):
-        replies.keep(("ada", "/x?", str(n)), answer)
+        replies.store(("ada", "/x?", str(n)), answer)
     assert [replies.find(("ada", "/x?", str(n))) for n in range(5)] == [None, None, answer, answer, answer]
-    monkeypatch.setattr(idempotency, "KEPT_S", 0.0)
+    monkeypatch.setattr(idempotency, "RETENTION_S", 0.0)
     assert replies.find(("ada", "/x?", "4")) is None
 
 
@@ -228,7 +228,7 @@ def test_many_alerts_are_reviewed_at_once_or_none(tmp_path: Path) -> None:
         client, ids = door.client(), [sample_alert(n).id for n in range(3)]
         unknown = client("POST", "/api/v1/alerts/review", {"ids": [*ids, "f" * 24], "decision": "confirmed"})
         assert unknown.status == 404
-        assert door.station.rights.reviews() == []
+        assert door.context.rights.reviews() == []
         for wrong in ([], ["x"], ids * 100):
             assert client("POST", "/api/v1/alerts/review", {"ids": wrong, "decision": "confirmed"}).status == 422
         said = client("POST", "/api/v1/alerts/review", {"ids": [*ids, ids[0]], "decision": "confirmed", "note": "seen"})
@@ -236,4 +236,4 @@ def test_many_alerts_are_reviewed_at_once_or_none(tmp_path: Path) -> None:
         assert {(one["review"]["decision"], one["review"]["note"]) for one in said.json["items"]} == {
             ("confirmed", "seen")
         }
-        assert len(door.station.rights.reviews()) == 3
+        assert len(door.context.rights.reviews()) == 3

@@ -18,8 +18,8 @@ class Channel:
     """A channel whose state the test says, in the metrics of a running web."""
 
     def __init__(self, door: Door, name: str = "ch5") -> None:
-        self._states, self._name = door.station.metrics.channel_state, name
-        door.station.channels = lambda: [(ChannelSettings(name=name, url="http://192.0.2.1/x"), False)]
+        self._states, self._name = door.context.metrics.channel_state, name
+        door.channels = [(ChannelSettings(name=name, url="http://192.0.2.1/x"), False)]
 
     def is_now(self, state: str) -> None:
         for one in ("up", "impaired", "stalled", "failed"):

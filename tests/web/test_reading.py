@@ -11,7 +11,7 @@ import zipfile
 import pytest
 
 from monitor.alerting.alerts import Alert
-from monitor.web.routes.alerts import AlertOut
+from monitor.web.alert_views import AlertOut
 from tests.support.web_server import Client
 
 RFC3339 = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
@@ -126,7 +126,7 @@ def test_an_archive_carries_the_zone_that_was_asked_for_if_there_is_one(client: 
     for zone in ("Mars/Olympus", "Europe", "../../etc/passwd", "/etc/localtime", "a%00b", "%F0%9F%95%92"):
         reply = client("GET", f"/api/v1/alerts/{id}/export?time_zone={zone}")
         assert (reply.status, reply.headers["content-type"]) == (400, "application/problem+json"), zone
-        assert reply.json["detail"] == "The time zone is not known here; name one like `Europe/Berlin`."
+        assert reply.json["detail"] == "Unknown time zone; use a name like `Europe/Berlin`."
     assert client("GET", f"/api/v1/alerts/{id}/export?time_zone={'x' * 65}").status == 422
 
 

@@ -82,7 +82,7 @@ def test_a_removal_while_somebody_writes_is_done_after_it(
 
 
 def left_lying(door: Door) -> list[Path]:
-    folder = door.station.settings.data_dir / "uploads"
+    folder = door.context.settings.data_dir / "uploads"
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
@@ -210,13 +210,13 @@ def test_what_was_accepted_is_done_after_a_crash(tmp_path: Path, clip: bytes) ->
     (jobs.folder / ids[0] / "clip.mp4").write_bytes(clip)
     for id in ids:
         jobs.add(id, "register", {"id": None, "title": "Clip", "owner": "", "tags": {}, "name": "clip.mp4"})
-    jobs.settle(ids[0], RUNNING, "is being registered")
+    jobs.update(ids[0], RUNNING, "registering")
     (jobs.folder / "stray").mkdir()
     (jobs.folder / "stray" / "half.mp4").write_bytes(clip)
     with Door(tmp_path) as door:
         done = [over(door.client(), id) for id in ids]
         assert [job["state"] for job in done] == ["done", "failed"]
-        assert done[1]["message"] == "The uploaded file is gone; upload it again."
+        assert done[1]["message"] == "The uploaded file is missing; upload it again."
         assert [one["id"] for one in door.client().get("/references")["items"]] == ["clip"]
         assert left_lying(door) == []
 

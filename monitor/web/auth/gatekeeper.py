@@ -1,9 +1,8 @@
-"""Who may do what: the scope of every route in one table, and the judgement on one request.
+"""Authorization: the scope that every route requires, in one table, and the check of one request.
 
-A token has one of three scopes, each with what the one before it may do. Where no token was made, whoever sits at
-this machine may do everything: the peer is loopback, and so is the Host it asks for, since a web page whose name was
-pointed here (DNS rebinding) asks for its own. What changes something must come from our own pages or from no page at
-all.
+A token has one of three scopes, each including the one before it. While no token exists, callers on this machine may
+do everything: the peer must be loopback, and so must the Host header, since a web page whose name was pointed here (DNS
+rebinding) sends its own. Requests that change something must come from our own pages or from no page at all.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ SCOPES_OF: dict[Scope, list[Scope]] = {
     "admin": ["read", "write", "admin"],
 }
 
-# Every route below /api and what it asks for; None is open to all who may connect. A route that is not here is closed.
+# Every route below /api and the scope it requires; None needs no token. A route that is not listed is disabled.
 SCOPES: dict[tuple[str, str], Scope | None] = {
     ("GET", "/api/v1/system"): "read",
     ("GET", "/api/v1/session"): "read",
@@ -76,13 +75,13 @@ SCOPES: dict[tuple[str, str], Scope | None] = {
 
 COOKIE = "copywatch_session"
 CHANGES = frozenset(("POST", "PUT", "PATCH", "DELETE"))
-BAD_TOKENS, BAD_TOKENS_S = 10, 60.0  # different wrong tokens of one peer within so many seconds, then 429
-PEERS = 4096  # of whom wrong tokens are remembered
+BAD_TOKENS, BAD_TOKENS_S = 10, 60.0  # different invalid tokens of one peer within so many seconds, then 429
+MAX_PEERS = 4096  # whose invalid tokens are counted
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks."""
+    """The sender of a request: a token's name and scope."""
 
     name: str
     scope: Scope
@@ -95,41 +94,43 @@ LOCAL = Caller("this machine", "admin")
 
 
 class Gatekeeper:
-    """Judges requests; on the event loop, so nothing here waits."""
+    """Authorizes requests; runs on the event loop, so nothing here blocks."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
-        self._wrong = _WrongTokens()
+        self._invalid = _InvalidTokens()
 
-    def judge(self, request: HTTPConnection, method: str, path: str) -> Caller | None:
-        """The caller, None where nobody needs to be known; raises Problem. `path` is the route's template."""
+    def authorize(self, request: HTTPConnection, method: str, path: str) -> Caller | None:
+        """The caller, None if the route needs none; raises Problem. `path` is the route's template."""
         if (method, path) not in SCOPES:
-            raise Problem(403, "Nobody may use this.")
-        wanted = SCOPES[method, path]
+            raise Problem(403, "This endpoint is disabled (no token may call it).")
+        required = SCOPES[method, path]
         if method in CHANGES:
             _check_origin(request)
         caller = self._caller(request, method)
-        if wanted is None:
+        if required is None:
             return caller
         if caller is None:
             raise Problem(
                 401,
-                "A token is needed: `Authorization: Bearer cw_...`; `copywatch tokens add NAME` makes one.",
+                "A token is required: send `Authorization: Bearer cw_...`; `copywatch tokens add NAME` creates one.",
                 {"WWW-Authenticate": "Bearer"},
             )
-        if not caller.may(wanted):
-            raise Problem(403, f"This needs a token with the scope {wanted}; {caller.name} has {caller.scope}.")
+        if not caller.may(required):
+            raise Problem(403, f"This needs a token with the scope {required}; {caller.name} has {caller.scope}.")
         return caller
 
     def caller_of(self, token: str, peer: str) -> Caller:
-        """Who this token is; raises Problem 401, or 429 after too many wrong ones."""
+        """The caller with this token; raises Problem 401, or 429 after too many invalid ones."""
         known = self._tokens.find(token)
         if known is not None:
             return Caller(known.name, known.scope)
-        wait_s = self._wrong.count(peer, token)
+        wait_s = self._invalid.count(peer, token)
         if wait_s > 0:
-            raise Problem(429, "Too many wrong tokens came from there.", {"Retry-After": str(math.ceil(wait_s))})
-        raise Problem(401, "This token is not known here.", {"WWW-Authenticate": "Bearer"})
+            raise Problem(
+                429, "Too many invalid tokens from this address; retry later.", {"Retry-After": str(math.ceil(wait_s))}
+            )
+        raise Problem(401, "Unknown token.", {"WWW-Authenticate": "Bearer"})
 
     def _caller(self, request: HTTPConnection, method: str) -> Caller | None:
         peer = request.client.host if request.client else ""
@@ -138,34 +139,35 @@ class Gatekeeper:
                 return LOCAL
             raise Problem(
                 403,
-                "Without a token only this machine is served, by a loopback name; `copywatch tokens add` makes one.",
+                "No token exists, so only requests from this machine to a loopback name are accepted; "
+                "`copywatch tokens add` creates a token.",
             )
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self.caller_of(token.strip(), peer)
         if cookie := request.cookies.get(COOKIE):
             if method in CHANGES and request.headers.get("x-copywatch") != "1":
-                raise Problem(403, "A change by the session's cookie needs the header `X-Copywatch: 1`.")
+                raise Problem(403, "A change authorized by the session cookie needs the header `X-Copywatch: 1`.")
             try:
                 return self.caller_of(cookie, peer)
             except Problem:
                 if method == "POST":
-                    return None  # an old cookie does not keep anybody from logging in
+                    return None  # an outdated cookie must not prevent a login
                 raise
         return None
 
 
 def check_exposure(host: str, tokens: Tokens) -> None:
-    """Raises ConfigError where others could reach an address that nobody needs a token for."""
+    """Raises ConfigError if other machines could reach the server while no token exists."""
     if not is_loopback(host) and not tokens.any():
         raise ConfigError(
-            f"web.host {host} can be reached by others and there is no token; "
+            f"web.host {host} can be reached from other machines and no token exists; "
             "run `copywatch tokens add NAME --scope admin` first, or set web.host to 127.0.0.1."
         )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a peer or a Host is this machine, by number or as `localhost`."""
+    """Whether a peer or a Host is this machine, by address or as `localhost`."""
     try:
         number = ipaddress.ip_address(host)
     except ValueError:
@@ -175,7 +177,7 @@ def is_loopback(host: str) -> bool:
 
 
 def _host(request: HTTPConnection) -> str:
-    """The host that was asked for, without its port; empty where it makes no sense."""
+    """The Host header without its port; empty if invalid."""
     hosts = request.headers.getlist("host")
     try:
         return (urlsplit(f"//{hosts[0]}").hostname or "") if len(hosts) == 1 else ""
@@ -184,29 +186,29 @@ def _host(request: HTTPConnection) -> str:
 
 
 def _check_origin(request: HTTPConnection) -> None:
-    """Refuses a change that another site's page asks for. Programs that are no browsers send neither header."""
+    """Refuses a change sent by another site's page. Clients that are not browsers send neither header."""
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
     host = request.headers.get("host", "")
     is_own = origin is None or origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
     by_cookie = COOKIE in request.cookies and "authorization" not in request.headers
     if not is_own or (site is not None and site not in ("same-origin", "none")) or (by_cookie and origin is None):
-        raise Problem(403, "A change must come from this server's own pages; another site asked for it.")
+        raise Problem(403, "A change must come from this server's own pages; another site sent it.")
 
 
-class _WrongTokens:
-    """Counts different wrong tokens by peer. The same one again and again is a page left open, not an attack."""
+class _InvalidTokens:
+    """Counts different invalid tokens by peer. Repeats of the same one are a page left open, not an attack."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[str, dict[int, float]] = OrderedDict()
 
     def count(self, peer: str, token: str) -> float:
-        """How long the peer has to wait; 0 while it has guessed little."""
+        """How long the peer must wait; 0 below the limit."""
         now = time.monotonic()
         seen = self._seen.pop(peer, {})
         seen = {mark: at for mark, at in seen.items() if now - at < BAD_TOKENS_S}
         mark = hash(token[: 2 * len(TOKEN_PREFIX) + 128])
-        self._seen[peer] = seen  # the newest is last
-        while len(self._seen) > PEERS:
+        self._seen[peer] = seen  # newest last
+        while len(self._seen) > MAX_PEERS:
             self._seen.popitem(last=False)
         if mark in seen:
             return 0.0

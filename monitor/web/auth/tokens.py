@@ -1,8 +1,8 @@
-"""Tokens: who may use the API, in a file that holds no token.
+"""API tokens: names, scopes and hashes in a file that contains no token.
 
-A token is `cw_` and 256 random bits. Of such a number SHA-256 is all the hashing there need be: nobody can try them
-all, so a slow hash made for passwords would only cost us time. Each is told once, when it is made. The file is
-readable by its owner alone; it is read anew when it changes, and while it cannot be read nobody is let in.
+A token is `cw_` and 256 random bits. SHA-256 is enough for such a number: it cannot be guessed, so a slow password
+hash would only cost time. A token is shown once, when it is created. The file is readable by its owner only; it is
+read again when it changes, and while it cannot be read every request is refused.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from reference_db.store.disk import write_file
 
 FILE = "tokens.json"
 TOKEN_PREFIX = "cw_"
-Scope = Literal["read", "write", "admin"]  # each may do what the one before it may
+Scope = Literal["read", "write", "admin"]  # each includes the one before it
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
-LOOK_S = 0.5  # how often the file is looked at while it is in use
+CHECK_S = 0.5  # at most so often the file is checked for changes
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is kept of a token."""
+    """The stored form of a token."""
 
     name: str
     scope: Scope
@@ -48,24 +48,24 @@ class Tokens:
 
     def __init__(self, data_dir: Path) -> None:
         self._path = data_dir / FILE
-        self._mark: tuple[int, int, int] | None = None
-        self._held: list[Token] = []
-        self._looked_at = -LOOK_S
+        self._version: tuple[int, int, int] | None = None
+        self._tokens: list[Token] = []
+        self._checked_at = -CHECK_S
 
     def all(self) -> list[Token]:
-        """All of them; ConfigError where the file cannot be read."""
-        if time.monotonic() - self._looked_at >= LOOK_S:
-            mark = _mark(self._path)
-            if mark != self._mark:
-                self._held, self._mark = _read(self._path), mark
-            self._looked_at = time.monotonic()
-        return self._held
+        """All tokens; ConfigError if the file cannot be read."""
+        if time.monotonic() - self._checked_at >= CHECK_S:
+            version = _version(self._path)
+            if version != self._version:
+                self._tokens, self._version = _read(self._path), version
+            self._checked_at = time.monotonic()
+        return self._tokens
 
     def any(self) -> bool:
         return bool(self.all())
 
     def find(self, token: str) -> Token | None:
-        """What is known of this token. Takes as long for a wrong one as for a right one, whichever it is."""
+        """The stored form of this token. Takes equally long for valid and invalid tokens."""
         digest, found = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest(), None
         for one in self.all():
             if hmac.compare_digest(one.sha256, digest):
@@ -73,28 +73,28 @@ class Tokens:
         return found
 
     def add(self, name: str, scope: Scope) -> str:
-        """A new token, told here and never again; ConfigError for a name that is taken or cannot be one."""
+        """Creates a token, returned here and never again; ConfigError for an invalid or existing name."""
         if not NAME.fullmatch(name):
-            raise ConfigError(f"{name[:80]!r} cannot name a token: use up to 64 letters, digits and . _ @ -.")
+            raise ConfigError(f"{name[:80]!r} is not a valid token name: use up to 64 letters, digits and . _ @ -.")
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         with self._changing() as tokens:
             if name in [one.name for one in tokens]:
-                raise ConfigError(f"there is a token {name} already; choose another name or remove it.")
+                raise ConfigError(f"token {name} already exists; choose another name or remove it.")
             digest = hashlib.sha256(token.encode()).hexdigest()
             tokens.append(Token(name, scope, digest, rfc3339(datetime.now(UTC))))
         return token
 
     def remove(self, name: str) -> None:
-        """Whoever has it is out within a second; ConfigError where there is none of this name."""
+        """Removes a token, in effect within a second; ConfigError if there is none of this name."""
         with self._changing() as tokens:
-            kept = [one for one in tokens if one.name != name]
-            if len(kept) == len(tokens):
-                raise ConfigError(f"there is no token {name}; `copywatch tokens list` shows those there are.")
-            tokens[:] = kept
+            others = [one for one in tokens if one.name != name]
+            if len(others) == len(tokens):
+                raise ConfigError(f"there is no token {name}; `copywatch tokens list` lists all tokens.")
+            tokens[:] = others
 
     @contextmanager
     def _changing(self) -> Iterator[list[Token]]:
-        """The tokens, written when the block ends; nobody else changes them meanwhile."""
+        """The tokens, written when the block ends; other processes wait meanwhile."""
         folder = self._path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -110,10 +110,10 @@ class Tokens:
             raise ConfigError(f"{self._path} cannot be written ({error.strerror}).") from error
         finally:
             os.close(lock)
-        self._looked_at = -LOOK_S
+        self._checked_at = -CHECK_S
 
 
-def _mark(path: Path) -> tuple[int, int, int] | None:
+def _version(path: Path) -> tuple[int, int, int] | None:
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def _read(path: Path) -> list[Token]:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged; remove it and make the tokens again.") from error
+        raise ConfigError(f"{path} is damaged; remove it and create the tokens again.") from error
     if not all(one.scope in ("read", "write", "admin") and len(one.sha256) == 64 for one in tokens):
-        raise ConfigError(f"{path} is damaged; remove it and make the tokens again.")
+        raise ConfigError(f"{path} is damaged; remove it and create the tokens again.")
     return tokens

@@ -1,15 +1,15 @@
-"""The dashboard: hand-written pages, sent as they lie in this folder.
+"""The dashboard: hand-written pages, served as they are in this folder.
 
-They are one more reader of the REST API and of its events, so a viewer costs this process no more than any program
-that asks. There is no build and nobody else's code. The policy sent with the page lets a browser run these files only
-and make no markup out of text (trusted types), so what a title says stays a title.
+They use the REST API and its events like any other client, so a viewer costs this process no more than a program
+would. There is no build step and no third-party code. The policy sent with the page lets a browser run these files
+only and create no markup from text (trusted types), so markup in a title stays text.
 """
 
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Request, Response
 
 FOLDER = Path(__file__).parent
 KINDS = {
@@ -35,33 +35,26 @@ POLICY = "; ".join(
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class DashboardFile:
+    """One file, ready to be served."""
+
     content: bytes
     kind: str
     etag: str
 
     def reply(self, request: Request) -> Response:
-        """The file, or that the browser's copy is still right."""
+        """The file, or 304 if the browser's copy is up to date."""
         headers = {"ETag": self.etag, "Cache-Control": "no-cache", "Content-Security-Policy": POLICY}
         if request.headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=headers)
         return Response(self.content, media_type=self.kind, headers=headers)
 
 
-def add_dashboard(app: FastAPI) -> None:
-    """Serves the page at / and its parts below /assets; read once, so that an upgrade never mixes versions."""
-    files = {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in KINDS}
-
-    @app.get("/", include_in_schema=False)
-    async def page(request: Request) -> Response:
-        return files["index.html"].reply(request)
-
-    @app.get("/assets/{name}", include_in_schema=False)
-    async def asset(name: str, request: Request) -> Response:
-        found = files.get(name)
-        return Response("There is no such file.\n", status_code=404) if found is None else found.reply(request)
+def read_dashboard() -> dict[str, DashboardFile]:
+    """All files by name; read once at start, so that an upgrade never mixes versions."""
+    return {path.name: _read(path) for path in FOLDER.iterdir() if path.suffix in KINDS}
 
 
-def _read(path: Path) -> _File:
+def _read(path: Path) -> DashboardFile:
     content = path.read_bytes()
-    return _File(content, KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:20]}"')
+    return DashboardFile(content, KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:20]}"')

@@ -1,11 +1,11 @@
-"""`Idempotency-Key`: a POST that is sent again, since its answer was lost, is answered again and not done again.
+"""`Idempotency-Key`: a retried POST gets the stored reply of the first attempt and is not executed again.
 
-    replies.sqlite    by caller, route and key: what was asked for, and the answer
+    replies.sqlite    by caller, route and key: a hash of the request, and the reply
 
-An answer is on disk before it is sent and kept for a day. Only what succeeded is kept: whatever failed may be tried
-again under the same key. That a request was begun is on disk before its work: where a crash comes in between, nobody
-knows whether it was done, and its key is answered so. Of an upload the body is not compared, since no two multipart
-bodies are alike; nor is its beginning kept, since the same video twice is one reference.
+A reply is on disk before it is sent and is stored for a day. Only successful replies are stored: a failed request may
+be retried with the same key. The start of a request is on disk before its work: after a crash in between, the outcome
+is unknown, and a retry with its key is answered so. The body of an upload is not compared, since no two multipart
+bodies are alike; nor is its start stored, since the same video twice is one reference.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from monitor.web.requests.problems import Problem
 logger = logging.getLogger(__name__)
 
 FILE = "replies.sqlite"
-KEPT_S = 86_400.0
-KEPT = 10_000  # answers, the newest
-SESSION = "/api/v1/session"  # its answer has a token in it, which is nowhere kept
-BEGUN = 0  # in place of a status: no answer yet
+RETENTION_S = 86_400.0
+MAX_REPLIES = 10_000  # the newest
+SESSION = "/api/v1/session"  # its reply contains a token, which is never stored
+STARTED = 0  # in place of a status: no reply yet
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
 SCHEMA = """
 CREATE TABLE reply (
@@ -45,66 +45,67 @@ CREATE TABLE reply (
     UNIQUE (caller, route, key)
 ) STRICT;
 """
-# Of every POST but the one that logs in, in the words of OpenAPI.
+# The OpenAPI parameter of every POST except the login.
 PARAMETER: dict[str, Any] = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
     "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,255}$"},
-    "description": "Whatever names this one request: sent again with it within a day, it is not done again.",
+    "description": "A unique name of this request: a retry with it within a day is not executed again.",
 }
+RequestId = tuple[str, str, str]  # caller, route, key
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReply:
-    """An answer that was given, or that a request was begun."""
+    """A reply that was sent, or the mark of a request that was started."""
 
-    asked: str  # what its request was, by SHA-256
+    digest: str  # SHA-256 of the request's body; empty for an upload
     status: int
     headers: list[tuple[str, str]]
     body: bytes
 
 
 class Replies:
-    """The answers of a data folder. Raises RepliesFailed where the disk does not do it."""
+    """The stored replies of a data folder. Raises RepliesFailed on disk errors."""
 
     def __init__(self, data_dir: Path) -> None:
         self._file = SqliteStore(data_dir / FILE, (SCHEMA,), RepliesFailed)
 
-    def find(self, request: tuple[str, str, str]) -> StoredReply | None:
-        """What was answered to this caller, route and key within a day."""
-        wanted = "SELECT asked, status, headers, body FROM reply WHERE (caller, route, key) = (?, ?, ?) AND at > ?"
-        for asked, status, headers, body in self._file.rows(wanted, (*request, time.time() - KEPT_S)):
-            return StoredReply(asked, status, [(name, value) for name, value in json.loads(headers)], body)
+    def find(self, request: RequestId) -> StoredReply | None:
+        """The reply to this caller, route and key within the last day."""
+        query = "SELECT asked, status, headers, body FROM reply WHERE (caller, route, key) = (?, ?, ?) AND at > ?"
+        for digest, status, headers, body in self._file.rows(query, (*request, time.time() - RETENTION_S)):
+            return StoredReply(digest, status, [(name, value) for name, value in json.loads(headers)], body)
         return None
 
-    def begin(self, request: tuple[str, str, str], asked: str) -> None:
-        """Keeps that the work begins; on disk when this returns."""
-        self.keep(request, StoredReply(asked, BEGUN, [], b""))
+    def start(self, request: RequestId, digest: str) -> None:
+        """Marks the request as started; on disk when this returns."""
+        self.store(request, StoredReply(digest, STARTED, [], b""))
 
-    def forget(self, request: tuple[str, str, str]) -> None:
-        """Has the key be as if it had never come."""
+    def forget(self, request: RequestId) -> None:
+        """Deletes the reply or mark of this request."""
         with self._file.writing() as db:
             db.execute("DELETE FROM reply WHERE (caller, route, key) = (?, ?, ?)", request)
 
-    def keep(self, request: tuple[str, str, str], answer: StoredReply) -> None:
-        """On disk when this returns."""
+    def store(self, request: RequestId, reply: StoredReply) -> None:
+        """Stores the reply; on disk when this returns."""
         with self._file.writing() as db:
-            db.execute("DELETE FROM reply WHERE at <= ?", (time.time() - KEPT_S,))
+            db.execute("DELETE FROM reply WHERE at <= ?", (time.time() - RETENTION_S,))
             db.execute(
                 "INSERT OR REPLACE INTO reply (caller, route, key, asked, status, headers, body, at) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*request, answer.asked, answer.status, json.dumps(answer.headers), answer.body, time.time()),
+                (*request, reply.digest, reply.status, json.dumps(reply.headers), reply.body, time.time()),
             )
-            db.execute("DELETE FROM reply WHERE n <= (SELECT max(n) FROM reply) - ?", (KEPT,))
+            db.execute("DELETE FROM reply WHERE n <= (SELECT max(n) FROM reply) - ?", (MAX_REPLIES,))
 
 
 class Idempotency:
-    """Middleware behind the guard, which has judged who asks."""
+    """Middleware inside `SecurityMiddleware`, which has authorized the caller."""
 
     def __init__(self, app: ASGIApp, replies: Replies) -> None:
         self._app, self._replies = app, replies
-        self._busy: set[tuple[str, str, str]] = set()
+        self._running: set[RequestId] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = scope.get("state", {}).get("caller")
@@ -116,108 +117,108 @@ class Idempotency:
             raise Problem(400, "An Idempotency-Key is 1 to 255 printable characters without blanks.")
         route = f"{scope['path']}?{scope['query_string'].decode('latin-1')}"
         request = (caller.name, route, key)
-        if request in self._busy:
-            raise Problem(409, "The request with this Idempotency-Key is still being worked on.", {"Retry-After": "1"})
-        self._busy.add(request)
+        if request in self._running:
+            raise Problem(409, "The request with this Idempotency-Key is still in progress.", {"Retry-After": "1"})
+        self._running.add(request)
         try:
-            await self._once(request, scope, receive, send)
+            await self._run_once(request, scope, receive, send)
         finally:
-            self._busy.discard(request)
+            self._running.discard(request)
 
-    async def _once(self, request: tuple[str, str, str], scope: Scope, receive: Receive, send: Send) -> None:
-        with _or_nothing():
-            kept = await asyncio.to_thread(self._replies.find, request)
-        asked = ""
+    async def _run_once(self, request: RequestId, scope: Scope, receive: Receive, send: Send) -> None:
+        with _refuse_on_disk_error():
+            stored = await asyncio.to_thread(self._replies.find, request)
+        digest = ""
         if scope["path"] not in UPLOADS:
-            body = await _whole(receive)
-            asked, receive = hashlib.sha256(body).hexdigest(), _again(body, receive)
-        if kept is None:
-            await self._do(request, asked, scope, receive, send)
-        elif kept.asked != asked:
-            raise Problem(422, "This Idempotency-Key was used for another request; take a new one for a new request.")
-        elif kept.status == BEGUN:
+            body = await _read_all(receive)
+            digest, receive = hashlib.sha256(body).hexdigest(), _replay(body, receive)
+        if stored is None:
+            await self._execute(request, digest, scope, receive, send)
+        elif stored.digest != digest:
+            raise Problem(422, "This Idempotency-Key was used for another request; use a new key for a new request.")
+        elif stored.status == STARTED:
             raise Problem(
                 409,
-                "Copywatch stopped while it worked on this request, which may have been done or not: look, and where "
-                "it was not, send it with a new Idempotency-Key.",
+                "Copywatch stopped during this request, so it may or may not have been executed: check, and if it "
+                "was not, send it with a new Idempotency-Key.",
             )
         else:
-            headers = [*kept.headers, ("idempotent-replayed", "true")]
+            headers = [*stored.headers, ("idempotent-replayed", "true")]
             raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-            await send({"type": "http.response.start", "status": kept.status, "headers": raw})
-            await send({"type": "http.response.body", "body": kept.body})
+            await send({"type": "http.response.start", "status": stored.status, "headers": raw})
+            await send({"type": "http.response.body", "body": stored.body})
 
-    async def _do(self, request: tuple[str, str, str], asked: str, scope: Scope, receive: Receive, send: Send) -> None:
-        """Has the request done and its answer kept, then given."""
-        if asked:
-            with _or_nothing():
-                await asyncio.to_thread(self._replies.begin, request, asked)
-        answer = _Answer(send)
+    async def _execute(self, request: RequestId, digest: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Executes the request, stores its reply, then sends it."""
+        if digest:
+            with _refuse_on_disk_error():
+                await asyncio.to_thread(self._replies.start, request, digest)
+        reply = _BufferedReply(send)
         try:
-            await self._app(scope, receive, answer.take)
+            await self._app(scope, receive, reply.add)
         except Exception:
             await self._settle(request, None)
             raise
-        kept = answer.kept(asked)
-        await self._settle(request, kept if 200 <= kept.status < 300 else None)
-        await answer.give()
+        stored = reply.to_stored(digest)
+        await self._settle(request, stored if 200 <= stored.status < 300 else None)
+        await reply.send()
 
-    async def _settle(self, request: tuple[str, str, str], answer: StoredReply | None) -> None:
-        """Keeps the answer; where there is none, forgets that the request was begun."""
+    async def _settle(self, request: RequestId, reply: StoredReply | None) -> None:
+        """Stores the reply; without one, deletes the mark that the request was started."""
         try:
-            if answer is not None:
-                await asyncio.to_thread(self._replies.keep, request, answer)
+            if reply is not None:
+                await asyncio.to_thread(self._replies.store, request, reply)
             else:
                 await asyncio.to_thread(self._replies.forget, request)
         except RepliesFailed as error:
-            logger.error("%s; what became of a request cannot be told to who sends it again", error)
+            logger.error("%s; a retry with the same Idempotency-Key cannot be answered from the stored reply", error)
 
 
 @contextmanager
-def _or_nothing() -> Iterator[None]:
-    """Raises Problem 503 where the disk fails before anything was done."""
+def _refuse_on_disk_error() -> Iterator[None]:
+    """Raises Problem 503 if the disk fails before any work was done."""
     try:
         yield
     except RepliesFailed as error:
         logger.error("%s", error)
-        raise Problem(503, "Answers cannot be kept just now, so nothing is done; try again later.") from error
+        raise Problem(503, "Replies cannot be stored, so the request was not executed; retry later.") from error
 
 
-class _Answer:
-    """What a route answers, held back until it is kept; answers to a POST are small."""
+class _BufferedReply:
+    """A route's reply, held back until it is stored; replies to a POST are small."""
 
     def __init__(self, send: Send) -> None:
         self._send, self._messages = send, list[Message]()
 
-    async def take(self, message: Message) -> None:
+    async def add(self, message: Message) -> None:
         self._messages.append(message)
 
-    def kept(self, asked: str) -> StoredReply:
+    def to_stored(self, digest: str) -> StoredReply:
         start = next(one for one in self._messages if one["type"] == "http.response.start")
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
         body = b"".join(one.get("body", b"") for one in self._messages if one["type"] == "http.response.body")
-        return StoredReply(asked, start["status"], headers, body)
+        return StoredReply(digest, start["status"], headers, body)
 
-    async def give(self) -> None:
+    async def send(self) -> None:
         for message in self._messages:
             await self._send(message)
 
 
-async def _whole(receive: Receive) -> bytes:
-    """A request's body; the guard sees to it that it is neither long nor slow."""
-    pieces = []
+async def _read_all(receive: Receive) -> bytes:
+    """The whole body; `SecurityMiddleware` limits its length and time."""
+    chunks = []
     while True:
         message = await receive()
-        pieces.append(message.get("body", b""))
+        chunks.append(message.get("body", b""))
         if not message.get("more_body", False):
-            return b"".join(pieces)
+            return b"".join(chunks)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """A body that was read already, and then whatever comes after it."""
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Gives a body that was already read, and then what follows it."""
     left = [body]
 
-    async def again() -> Message:
+    async def replay() -> Message:
         return {"type": "http.request", "body": left.pop()} if left else await receive()
 
-    return again
+    return replay

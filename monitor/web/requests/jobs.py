@@ -1,10 +1,10 @@
-"""Jobs: registrations, imports and removals that were accepted, done one after another beside the monitoring.
+"""Jobs: accepted registrations, imports and removals, run one at a time beside the monitoring.
 
-    jobs.sqlite        what was asked for and what came of it
-    uploads/ID/NAME    the file of each job that is not done
+    jobs.sqlite        the request and the result of each job
+    uploads/ID/NAME    the file of each unfinished job
 
-A job is on disk before it is acknowledged. After a restart, one that waited or was being worked on is done from its
-beginning, since registering is idempotent; nothing is ever half registered.
+A job is on disk before it is acknowledged. After a restart, waiting and interrupted jobs run from the start, since
+registering is idempotent; nothing is ever half registered.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from reference_db.library import ReferenceLibrary
 logger = logging.getLogger(__name__)
 
 FILE, FOLDER = "jobs.sqlite", "uploads"
-KEPT = 1000  # jobs that are done or failed, the newest
-LOCKED_S = 2.0  # until a library that another process writes to is tried again
+MAX_FINISHED = 1000  # jobs that are done or failed; the oldest are deleted
+LOCKED_S = 2.0  # between two attempts while another process writes to the library
 REGISTER, IMPORT, REMOVE = "register", "import", "remove"
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 SCHEMA = """
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS job (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One job as it is now."""
+    """One job and its state."""
 
     n: int
     id: str
@@ -62,22 +62,22 @@ class Job:
 
 
 class Jobs:
-    """The jobs of a data folder; any thread may ask. Raises JobsFailed where the disk does not do it."""
+    """The jobs of a data folder; usable from any thread. Raises JobsFailed on disk errors."""
 
     def __init__(self, data_dir: Path) -> None:
         self._file, self.folder = SqliteStore(data_dir / FILE, (SCHEMA,), JobsFailed), data_dir / FOLDER
-        self._found = list(self.folder.iterdir()) if self.folder.is_dir() else []  # of an earlier life
-        self.progress: dict[str, tuple[int, int | None]] = {}  # of those that run: seconds done, and of how many
+        self._old_folders = list(self.folder.iterdir()) if self.folder.is_dir() else []  # of the previous run
+        self.progress: dict[str, tuple[int, int | None]] = {}  # of running jobs: seconds done, and the total
 
     def add(self, id: str, kind: str, request: Mapping[str, Any]) -> Job:
-        """A new job, on disk when this returns; its file is in `folder / id`."""
+        """Adds a job, on disk when this returns; its file is in `folder / id`."""
         with self._file.writing() as db:
             db.execute(
                 "INSERT INTO job (id, kind, state, message, request, created_at) VALUES (?, ?, ?, ?, ?, ?)",
-                (id, kind, WAITING, "waits for its turn", json.dumps(request), rfc3339(datetime.now(UTC))),
+                (id, kind, WAITING, "queued", json.dumps(request), rfc3339(datetime.now(UTC))),
             )
-            done = "SELECT id FROM job WHERE state IN (?, ?) ORDER BY n DESC LIMIT -1 OFFSET ?"
-            db.execute(f"DELETE FROM job WHERE id IN ({done})", (DONE, FAILED, KEPT))  # noqa: S608 - no words of others
+            oldest = "SELECT id FROM job WHERE state IN (?, ?) ORDER BY n DESC LIMIT -1 OFFSET ?"
+            db.execute(f"DELETE FROM job WHERE id IN ({oldest})", (DONE, FAILED, MAX_FINISHED))  # noqa: S608 - our own text only
         job = self.get(id)
         assert job is not None
         return job
@@ -86,105 +86,104 @@ class Jobs:
         return next(iter(self._select("WHERE id = ?", (id,))), None)
 
     def page(self, before: int | None, limit: int) -> list[Job]:
-        """The newest first."""
+        """Newest first."""
         return self._select("WHERE ?1 IS NULL OR n < ?1 ORDER BY n DESC LIMIT ?2", (before, limit))
 
     def waiting(self) -> list[Job]:
-        """Those that wait, the oldest first."""
+        """The waiting jobs, oldest first."""
         return self._select("WHERE state = ? ORDER BY n", (WAITING,))
 
-    def settle(self, id: str, state: str, message: str, result: dict[str, Any] | None = None) -> None:
-        """What became of it; the file of one that is over is removed."""
+    def update(self, id: str, state: str, message: str, result: dict[str, Any] | None = None) -> None:
+        """Sets the state; removes the file of a finished job."""
         with self._file.writing() as db:
             text = None if result is None else json.dumps(result)
             db.execute("UPDATE job SET state = ?, message = ?, result = ? WHERE id = ?", (state, message, text, id))
         if state in (DONE, FAILED):
             shutil.rmtree(self.folder / id, ignore_errors=True)
 
-    def begin_again(self) -> None:
-        """After a restart: what ran waits again, and files that belong to no job are cleared away."""
+    def requeue(self) -> None:
+        """After a restart: queues interrupted jobs again, and removes files that belong to no job."""
         with self._file.writing() as db:
             db.execute(
-                "UPDATE job SET state = ?, message = 'begins again after a restart' WHERE state = ?", (WAITING, RUNNING)
+                "UPDATE job SET state = ?, message = 'queued again after a restart' WHERE state = ?", (WAITING, RUNNING)
             )
         wanted = {job.id for job in self.waiting()}
-        for folder in self._found:
+        for folder in self._old_folders:
             if folder.name not in wanted:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _select(self, where: str, values: tuple[Any, ...]) -> list[Job]:
         columns = "n, id, kind, state, message, result, request, created_at"
-        rows = self._file.rows(f"SELECT {columns} FROM job {where}", values)  # noqa: S608 - no words of others
+        rows = self._file.rows(f"SELECT {columns} FROM job {where}", values)  # noqa: S608 - our own text only
         jobs = []
         for n, id, kind, state, message, result, request, created_at in rows:
             done_s, total_s = self.progress.get(id, (0, None))
-            came_of_it = None if result is None else json.loads(result)
-            asked = json.loads(request)
-            jobs.append(Job(n, id, kind, state, message, came_of_it, asked, created_at, done_s, total_s))
+            outcome = None if result is None else json.loads(result)
+            jobs.append(Job(n, id, kind, state, message, outcome, json.loads(request), created_at, done_s, total_s))
         return jobs
 
 
 class Registrar:
-    """Does the jobs, one at a time, each in a child process; `run` works until it is cancelled."""
+    """Runs the jobs one at a time, registrations in a child process; `run` works until cancelled."""
 
     def __init__(self, jobs: Jobs, settings: Settings) -> None:
         self.jobs, self._settings = jobs, settings
-        self._news = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._finished: dict[str, asyncio.Event] = {}
 
-    def ring(self) -> None:
-        """There is a new job."""
-        self._news.set()
+    def wake(self) -> None:
+        """Call it after adding a job."""
+        self._has_work.set()
 
-    async def wait_for(self, id: str, patience_s: float) -> None:
-        """Returns when the job is over, or after so long."""
+    async def wait_for(self, id: str, timeout_s: float) -> None:
+        """Returns when the job is finished, or after the time-out."""
         finished = self._finished.setdefault(id, asyncio.Event())
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await finished.wait()
 
     async def run(self) -> None:
-        await asyncio.to_thread(self._begin)
+        await asyncio.to_thread(self._requeue)
         while True:
-            self._news.clear()
+            self._has_work.clear()
             try:
                 waiting = await asyncio.to_thread(self.jobs.waiting)
                 if waiting:
-                    await self._do(waiting[0])
+                    await self._run_job(waiting[0])
                     continue
             except JobsFailed as error:
                 logger.error("%s; uploads wait", error)
                 await asyncio.sleep(LOCKED_S)
                 continue
-            await self._news.wait()
+            await self._has_work.wait()
 
-    def _begin(self) -> None:
+    def _requeue(self) -> None:
         try:
-            self.jobs.begin_again()
+            self.jobs.requeue()
         except JobsFailed as error:
-            logger.error("%s; uploads of an earlier start are left as they are", error)
+            logger.error("%s; uploads of the previous run are left untouched", error)
 
-    async def _do(self, job: Job) -> None:
+    async def _run_job(self, job: Job) -> None:
         is_removal = job.kind == REMOVE
-        message = "is being removed" if is_removal else "is being registered"
-        await asyncio.to_thread(self.jobs.settle, job.id, RUNNING, message)
-        answer = await (asyncio.to_thread(self._removed, job) if is_removal else self._answer(job))
-        if answer.get("locked"):
-            await asyncio.to_thread(self.jobs.settle, job.id, WAITING, "waits for another writer of the library")
+        message = "removing" if is_removal else "registering"
+        await asyncio.to_thread(self.jobs.update, job.id, RUNNING, message)
+        outcome = await (asyncio.to_thread(self._remove, job) if is_removal else self._register(job))
+        if outcome.get("locked"):
+            await asyncio.to_thread(self.jobs.update, job.id, WAITING, "waiting for another writer of the library")
             await asyncio.sleep(LOCKED_S)
             return
-        if (result := answer.get("result")) is not None:
-            await asyncio.to_thread(self.jobs.settle, job.id, DONE, str(result["outcome"]), result)
+        if (result := outcome.get("result")) is not None:
+            await asyncio.to_thread(self.jobs.update, job.id, DONE, str(result["outcome"]), result)
         else:
-            kind = {"kind": answer["kind"]} if "kind" in answer else None
-            await asyncio.to_thread(self.jobs.settle, job.id, FAILED, str(answer["error"]), kind)
-            logger.warning("job %s failed: %s", job.id, answer["error"])
+            kind = {"kind": outcome["kind"]} if "kind" in outcome else None
+            await asyncio.to_thread(self.jobs.update, job.id, FAILED, str(outcome["error"]), kind)
+            logger.warning("job %s failed: %s", job.id, outcome["error"])
         self.jobs.progress.pop(job.id, None)
         if (finished := self._finished.pop(job.id, None)) is not None:
             finished.set()
 
-    def _removed(self, job: Job) -> dict[str, Any]:
-        """What came of taking a reference out."""
+    def _remove(self, job: Job) -> dict[str, Any]:
+        """Removes a reference; the outcome in the form of the child's last line."""
         try:
             ReferenceLibrary(self._settings.data_dir).rm(job.request["reference"])
         except CatalogLocked:
@@ -193,11 +192,11 @@ class Registrar:
             return {"error": str(error), "kind": type(error).__name__}
         return {"result": {"reference": job.request["reference"], "outcome": "removed", "warnings": []}}
 
-    async def _answer(self, job: Job) -> dict[str, Any]:
-        """What the child said last; its progress is noted on the way."""
+    async def _register(self, job: Job) -> dict[str, Any]:
+        """Runs the child and records its progress; the outcome is its last line."""
         path = self.jobs.folder / job.id / job.request["name"]
         if not path.is_file():
-            return {"error": "The uploaded file is gone; upload it again."}
+            return {"error": "The uploaded file is missing; upload it again."}
         settings = self._settings
         request = {
             **job.request,
@@ -218,11 +217,11 @@ class Registrar:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-            process_group=0,  # Ctrl-C is for us; we end the child ourselves
+            process_group=0,  # Ctrl-C goes to us; we stop the child ourselves
         )
         assert child.stdin
         assert child.stdout
-        said: dict[str, Any] = {"error": "The registering process ended without a word; upload the file again."}
+        outcome: dict[str, Any] = {"error": "The registration process ended without a result; upload the file again."}
         try:
             child.stdin.write(json.dumps(request).encode())
             child.stdin.close()
@@ -231,16 +230,16 @@ class Registrar:
                 if "done_s" in values:
                     self.jobs.progress[job.id] = (values["done_s"], values["total_s"])
                 else:
-                    said = values
+                    outcome = values
             await child.wait()
         except (BrokenPipeError, ConnectionResetError, ValueError):
-            pass  # it died at once, or in the middle of a line
+            pass  # the child died at once, or in the middle of a line
         finally:
             if child.returncode is None:
                 with suppress(ProcessLookupError):
                     child.kill()
-                await child.wait()  # killed, it is gone at once; nothing of it is left behind
-        return said
+                await child.wait()  # returns at once after the kill; no zombie is left
+        return outcome
 
 
 def new_id() -> str:

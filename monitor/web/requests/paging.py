@@ -1,7 +1,7 @@
-"""Lists a page at a time: `?limit=50&cursor=...` in, items and the next page's cursor out.
+"""Lists in pages: `?limit=50&cursor=...` in, items and the next page's cursor out.
 
-A cursor says where the last page ended, so nothing is told twice or passed over while the list grows. It is opaque:
-what is in it may change.
+A cursor says where the last page ended, so no item is repeated or skipped while the list grows. It is opaque: its
+content may change.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ T = TypeVar("T")
 
 
 def _storable(moment: datetime) -> datetime:
-    if not 1970 <= moment.year <= 9998:  # so that it is a moment in every zone
+    if not 1970 <= moment.year <= 9998:  # so that it is valid in every time zone
         raise ValueError("expected a year between 1970 and 9998")
     return moment
 
 
 Moment = Annotated[AwareDatetime, AfterValidator(_storable)]
-Limit = Annotated[int, Query(ge=1, le=500, description="At most so many.")]
-Cursor = Annotated[str | None, Query(max_length=400, description="`next` of the page before.")]
+Limit = Annotated[int, Query(ge=1, le=500, description="Maximum number of items.")]
+Cursor = Annotated[str | None, Query(max_length=400, description="`next` of the previous page.")]
 
 
 class Page(BaseModel, Generic[T]):
-    """A part of a list."""
+    """One page of a list."""
 
     items: list[T]
     next: str | None  # the cursor of the next page; null at the end
@@ -43,22 +43,22 @@ def cursor_of(place: str | int) -> str:
 
 
 def place_of(cursor: str | None) -> str | None:
-    """What `cursor_of` was given; Problem for anything else."""
+    """The argument of `cursor_of`; Problem for an invalid cursor."""
     if cursor is None:
         return None
     try:
         return base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError):
-        raise Problem(400, "The cursor is not one of ours; leave it out to begin at the first page.") from None
+        raise Problem(400, "Invalid cursor; leave it out to start with the first page.") from None
 
 
 def number_of(cursor: str | None) -> int | None:
-    """The same for a cursor that is a number."""
+    """Like `place_of`, for a cursor made of a number."""
     place = place_of(cursor)
     if place is None:
         return None
     if not (place.isascii() and place.isdigit() and len(place) < 19):
-        raise Problem(400, "The cursor is not one of ours; leave it out to begin at the first page.")
+        raise Problem(400, "Invalid cursor; leave it out to start with the first page.")
     return int(place)
 
 

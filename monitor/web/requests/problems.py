@@ -1,11 +1,12 @@
-"""What goes wrong, as RFC 9457 says it: `application/problem+json` with one sentence that says what to do."""
+"""Errors as RFC 9457 problems: `application/problem+json` with one sentence that says what to do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
@@ -36,7 +37,7 @@ from reference_db.errors import (
 )
 from reference_db.media.addresses import redact_text
 
-# Errors of ours and the status they mean; the first that fits.
+# Our own errors and their status; the first that matches counts.
 STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (UnknownReference, 404),
     (ReferenceExists, 409),
@@ -61,20 +62,21 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
 
 
 class ProblemOut(BaseModel):
-    """What went wrong."""
+    """A problem."""
 
     type: str = "about:blank"
     title: str
     status: int
     detail: str
     instance: str
-    errors: list[dict[str, str]] | None = None  # of a request that is not as it should be: where, and what
+    errors: list[dict[str, str]] | None = None  # of an invalid request: the place and the problem
 
 
-# What every route may answer beside what it is for.
-MAY_FAIL: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "What is wrong with the request.", "content": {"application/problem+json": {}}},
-    "5XX": {"description": "What is wrong here.", "content": {"application/problem+json": {}}},
+PROBLEM_CONTENT = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemOut"}}}
+# The error responses of every route.
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is invalid or not permitted.", "content": PROBLEM_CONTENT},
+    "5XX": {"description": "The server failed.", "content": PROBLEM_CONTENT},
 }
 JPEG: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/jpeg": {"schema": {"type": "string", "format": "binary"}}}}
@@ -82,12 +84,10 @@ JPEG: dict[int | str, dict[str, Any]] = {
 BYTES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 }
-for _one in MAY_FAIL.values():
-    _one["content"]["application/problem+json"]["schema"] = {"$ref": "#/components/schemas/ProblemOut"}
 
 
 class Problem(Exception):
-    """A request that is not answered as it was meant."""
+    """A request that fails with this status and sentence."""
 
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -105,42 +105,45 @@ def reply(
     headers: dict[str, str] | None = None,
     errors: list[dict[str, str]] | None = None,
 ) -> JSONResponse:
-    """The problem as an answer."""
+    """The problem as a response."""
     body = ProblemOut(
         title=HTTPStatus(status).phrase, status=status, detail=detail, instance=instance, errors=errors
     ).model_dump(exclude={"errors"} if errors is None else None)
     return JSONResponse(body, status, headers=headers, media_type="application/problem+json")
 
 
-def tell_problems(app: FastAPI) -> None:
-    """Has every error answered as a problem."""
+async def _reply_to_problem(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, Problem)
+    return reply(error.status, error.detail, request.url.path, error.headers)
 
-    def problem(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, Problem)
-        return reply(error.status, error.detail, request.url.path, error.headers)
 
-    def http(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        sentence = "There is nothing here." if error.status_code == 404 else str(error.detail).rstrip(".") + "."
-        return reply(error.status_code, sentence, request.url.path, dict(error.headers or {}))
+async def _reply_to_http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    sentence = "There is no such resource." if error.status_code == 404 else str(error.detail).rstrip(".") + "."
+    return reply(error.status_code, sentence, request.url.path, dict(error.headers or {}))
 
-    def invalid(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        # What was sent is not sent back: it may hold a password.
-        wrong = [
-            {"at": ".".join(str(part) for part in one["loc"]), "what": str(one["msg"]).removeprefix("Value error, ")}
-            for one in error.errors()
-        ]
-        said = "; ".join(f"{one['at']}: {one['what']}" for one in wrong[:5])
-        return reply(422, f"The request is not as it should be: {said}.", request.url.path, errors=wrong)
 
-    def ours(request: Request, error: Exception) -> JSONResponse:
-        status = next(status for kind, status in STATUSES if isinstance(error, kind))
-        headers = {"Retry-After": "5"} if isinstance(error, CatalogLocked) else None
-        return reply(status, redact_text(str(error)), request.url.path, headers)
+async def _reply_to_invalid_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    # The request's own values are not sent back: they may contain a password.
+    errors = [
+        {"at": ".".join(str(part) for part in one["loc"]), "what": str(one["msg"]).removeprefix("Value error, ")}
+        for one in error.errors()
+    ]
+    listed = "; ".join(f"{one['at']}: {one['what']}" for one in errors[:5])
+    return reply(422, f"The request is invalid: {listed}.", request.url.path, errors=errors)
 
-    app.add_exception_handler(Problem, problem)
-    app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(RequestValidationError, invalid)
-    app.add_exception_handler(MonitorError, ours)
-    app.add_exception_handler(CatalogError, ours)
+
+async def _reply_to_own_error(request: Request, error: Exception) -> JSONResponse:
+    status = next(status for kind, status in STATUSES if isinstance(error, kind))
+    headers = {"Retry-After": "5"} if isinstance(error, CatalogLocked) else None
+    return reply(status, redact_text(str(error)), request.url.path, headers)
+
+
+EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {
+    Problem: _reply_to_problem,
+    HTTPException: _reply_to_http_error,
+    RequestValidationError: _reply_to_invalid_request,
+    MonitorError: _reply_to_own_error,
+    CatalogError: _reply_to_own_error,
+}

@@ -1,4 +1,4 @@
-"""`/alerts/ID/evidence`: the pictures and numbers behind an alert, and all of it in one archive."""
+"""`/alerts/ID/evidence`: the pictures and numbers behind an alert; `/alerts/ID/export`: all of it in one archive."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import logging
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo
 
-from fastapi import FastAPI, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from monitor.evidence.store import zone_of
-from monitor.web.context import AppContext
-from monitor.web.requests.problems import MAY_FAIL, Problem, not_found
+from monitor.web.context import Context
+from monitor.web.requests.problems import ERROR_RESPONSES, Problem, not_found
 from monitor.web.routes.alerts import AlertId
 
 logger = logging.getLogger(__name__)
@@ -21,9 +21,11 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 PICTURE: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": BINARY, "image/png": BINARY}}}
 ARCHIVE: dict[int | str, dict[str, Any]] = {200: {"content": {"application/zip": BINARY}}}
 
+router = APIRouter(tags=["evidence"], responses=ERROR_RESPONSES)
+
 
 class PairOut(BaseModel):
-    """What air and reference show at one moment of the copy."""
+    """Channel and reference at one moment of the copy."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -36,7 +38,7 @@ class PairOut(BaseModel):
 
 
 class TileOut(BaseModel):
-    """A part of the similarity matrix, with what the network made of it."""
+    """A part of the similarity matrix, with the network's output for it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -51,7 +53,7 @@ class TileOut(BaseModel):
 
 
 class EvidenceReportOut(BaseModel):
-    """All that is known of an alert, and the names of its pictures."""
+    """The evidence of an alert, with the names of its pictures."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -62,43 +64,44 @@ class EvidenceReportOut(BaseModel):
     note: str | None
 
 
-def add_evidence(api: FastAPI, station: AppContext) -> None:
-    @api.get("/api/v1/alerts/{id}/evidence", responses=MAY_FAIL, tags=["evidence"])
-    def show_evidence(id: AlertId) -> EvidenceReportOut:
-        """The report: frames, tiles with their numbers, notes."""
-        report = station.evidence.report(id)
-        if report is None:
-            raise not_found(f"evidence of alert {id}")
-        try:
-            return EvidenceReportOut.model_validate(report)
-        except ValidationError as error:
-            logger.error("the evidence of alert %s is damaged", id)
-            raise Problem(404, f"The evidence of alert {id} is damaged.") from error
+@router.get("/api/v1/alerts/{id}/evidence")
+def show_evidence(context: Context, id: AlertId) -> EvidenceReportOut:
+    """The report: frames, tiles with their numbers, notes."""
+    report = context.evidence.report(id)
+    if report is None:
+        raise not_found(f"evidence of alert {id}")
+    try:
+        return EvidenceReportOut.model_validate(report)
+    except ValidationError as error:
+        logger.error("the evidence of alert %s is damaged", id)
+        raise Problem(404, f"The evidence of alert {id} is damaged.") from error
 
-    @api.get(
-        "/api/v1/alerts/{id}/evidence/{file}", responses=MAY_FAIL | PICTURE, response_class=Response, tags=["evidence"]
-    )
-    def show_file(id: AlertId, file: FileName) -> Response:
-        """One of its pictures."""
-        content = station.evidence.file(id, file)
-        if content is None:
-            raise not_found(f"picture {file} of alert {id}")
-        return Response(content, media_type="image/png" if file.endswith(".png") else "image/jpeg")
 
-    @api.get("/api/v1/alerts/{id}/export", responses=MAY_FAIL | ARCHIVE, response_class=Response, tags=["evidence"])
-    def export_alert(
-        id: AlertId, time_zone: Annotated[str | None, Query(max_length=64, description="The viewer's.")] = None
-    ) -> Response:
-        """One archive with all of it and the SHA-256 of each file."""
-        content = station.evidence.zip(id, None if time_zone is None else _zone(time_zone))
-        if content is None:
-            raise not_found(f"alert {id}")
-        named = {"Content-Disposition": f'attachment; filename="{id}.zip"'}
-        return Response(content, media_type="application/zip", headers=named)
+@router.get("/api/v1/alerts/{id}/evidence/{file}", responses=PICTURE, response_class=Response)
+def show_file(context: Context, id: AlertId, file: FileName) -> Response:
+    """One of its pictures."""
+    content = context.evidence.file(id, file)
+    if content is None:
+        raise not_found(f"picture {file} of alert {id}")
+    return Response(content, media_type="image/png" if file.endswith(".png") else "image/jpeg")
+
+
+@router.get("/api/v1/alerts/{id}/export", responses=ARCHIVE, response_class=Response)
+def export_alert(
+    context: Context,
+    id: AlertId,
+    time_zone: Annotated[str | None, Query(max_length=64, description="The viewer's time zone.")] = None,
+) -> Response:
+    """One archive with all evidence and the SHA-256 of each file."""
+    content = context.evidence.zip(id, None if time_zone is None else _zone(time_zone))
+    if content is None:
+        raise not_found(f"alert {id}")
+    headers = {"Content-Disposition": f'attachment; filename="{id}.zip"'}
+    return Response(content, media_type="application/zip", headers=headers)
 
 
 def _zone(name: str) -> ZoneInfo:
     zone = zone_of(name)
     if zone is None:
-        raise Problem(400, "The time zone is not known here; name one like `Europe/Berlin`.")
+        raise Problem(400, "Unknown time zone; use a name like `Europe/Berlin`.")
     return zone

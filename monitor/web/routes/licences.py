@@ -1,23 +1,25 @@
-"""`/licences`: what may be aired where and when. A licensed play is told as one, never hidden."""
+"""`/licences`: what may be broadcast where and when. A licensed play is reported as licensed, never hidden."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Path
+from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from monitor.rights.rules import Licence
-from monitor.web.context import AppContext
+from monitor.web.context import Context
 from monitor.web.requests.paging import Cursor, Limit, Moment, Page, page_of
-from monitor.web.requests.problems import MAY_FAIL
+from monitor.web.requests.problems import ERROR_RESPONSES
 
 LicenceId = Annotated[str, Path(pattern=r"^L[1-9][0-9]{0,17}$")]
 Words = Annotated[str | None, Field(max_length=1000)]
 
+router = APIRouter(tags=["licences"], responses=ERROR_RESPONSES)
+
 
 class LicenceIn(BaseModel):
-    """A permission; of what it names, all must fit."""
+    """A permission. It covers what fits all of the given fields."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -31,7 +33,7 @@ class LicenceIn(BaseModel):
 
 
 class LicenceOut(BaseModel):
-    """The same, kept."""
+    """A stored permission."""
 
     id: str
     reference: str | None
@@ -44,24 +46,25 @@ class LicenceOut(BaseModel):
     added_at: str
 
 
-def add_licences(api: FastAPI, station: AppContext) -> None:
-    @api.get("/api/v1/licences", responses=MAY_FAIL, tags=["licences"])
-    def list_licences(limit: Limit = 50, cursor: Cursor = None) -> Page[LicenceOut]:
-        """The licences, the oldest first."""
-        part, following = page_of(station.rights.licences(), limit, cursor, lambda one: f"{int(one.id[1:]):020}")
-        return Page(items=[_told(one) for one in part], next=following)
-
-    @api.post("/api/v1/licences", status_code=201, responses=MAY_FAIL, tags=["licences"])
-    def new_licence(asked: LicenceIn) -> LicenceOut:
-        """Permits something; running monitors heed it within seconds."""
-        return _told(station.rights.add_licence(**asked.model_dump()))
-
-    @api.delete("/api/v1/licences/{id}", status_code=204, responses=MAY_FAIL, tags=["licences"])
-    def drop_licence(id: LicenceId) -> None:
-        """Ends a permission; what was told as licensed stays so."""
-        station.rights.remove_licence(id)
+@router.get("/api/v1/licences")
+def list_licences(context: Context, limit: Limit = 50, cursor: Cursor = None) -> Page[LicenceOut]:
+    """The licences, oldest first."""
+    part, following = page_of(context.rights.licences(), limit, cursor, lambda one: f"{int(one.id[1:]):020}")
+    return Page(items=[_view(one) for one in part], next=following)
 
 
-def _told(licence: Licence) -> LicenceOut:
+@router.post("/api/v1/licences", status_code=201)
+def new_licence(context: Context, body: LicenceIn) -> LicenceOut:
+    """Adds a permission; running monitors apply it within seconds."""
+    return _view(context.rights.add_licence(**body.model_dump()))
+
+
+@router.delete("/api/v1/licences/{id}", status_code=204)
+def drop_licence(context: Context, id: LicenceId) -> None:
+    """Removes a permission; alerts already emitted as licensed stay licensed."""
+    context.rights.remove_licence(id)
+
+
+def _view(licence: Licence) -> LicenceOut:
     values: dict[str, Any] = licence.as_dict()
     return LicenceOut.model_validate(values)
