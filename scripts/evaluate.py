@@ -36,7 +36,7 @@ from monitor.config.settings import Settings
 from monitor.errors import MonitorError
 from monitor.matching.mask_step import SHIPPED_WEIGHTS, load_mask_step
 from monitor.matching.matcher import MatchParameters
-from monitor.runtime.channel_monitor import matching_of
+from monitor.runtime.channel_monitor import match_parameters
 from reference_db.errors import CatalogError, MediaError
 from reference_db.features.encoder import SequenceEncoder, load_encoder
 from reference_db.media.frames import Mode
@@ -236,7 +236,7 @@ def prepare(args: argparse.Namespace) -> tuple[RecordingShelf, Trials, list[Row]
     torch.set_num_threads(1)
     settings = Settings()
     shelf = RecordingShelf(load_encoder(args.encoder), args.cache, tell)
-    matching = matching_of(settings)
+    matching = match_parameters(settings)
     for letter in ("tau", "sigma", "gamma"):
         if getattr(args, letter) is not None:
             matching = with_letter(matching, letter, getattr(args, letter))

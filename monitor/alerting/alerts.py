@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.excluding import Spans, trimmed
@@ -179,12 +179,20 @@ def _pauses(view: SegmentView, gaps: list[Gap]) -> tuple[Pause, ...]:
     return tuple(pauses)
 
 
-class AlertBook:
-    """The alerts of one channel epoch.
+class SegmentRefiner(Protocol):
+    """What an alert book asks of the matcher that found its segments."""
 
-    `refine` and `exclude` belong to the matcher whose segments come in: `refine` sharpens the ends of a view and is
-    called only for views that are emitted; `exclude` removes the evidence within excluded spans from a view.
-    """
+    def refined(self, view: SegmentView) -> SegmentView:
+        """The view with exact ends. Called only for views that are emitted: it costs more than matching a second."""
+        ...
+
+    def without(self, view: SegmentView, spans: Spans) -> SegmentView:
+        """The view without the evidence within excluded spans of its reference."""
+        ...
+
+
+class AlertBook:
+    """The alerts of one channel epoch, whose segments `matcher` finds."""
 
     def __init__(
         self,
@@ -193,16 +201,14 @@ class AlertBook:
         threshold: float,
         update_every_s: float,
         reference: Callable[[ReferenceId], Reference],
-        refine: Callable[[SegmentView], SegmentView] = lambda view: view,
-        exclude: Callable[[SegmentView, Spans], SegmentView] = lambda view, spans: view,
+        matcher: SegmentRefiner,
     ) -> None:
         self.epoch = epoch
         self.model = model
         self.threshold = threshold
         self.update_every_s = update_every_s
         self._reference = reference
-        self._refine = refine
-        self._exclude = exclude
+        self._matcher = matcher
         self._rules = NO_RULES
         self._open: dict[str, _OpenAlert] = {}
         self._ended: list[tuple[int, SegmentView]] = []  # end second and last view, for BREAK_S
@@ -282,7 +288,7 @@ class AlertBook:
     def _apply_view(self, whole: SegmentView, now_s: int, gaps: list[Gap]) -> Alert | None:
         """The event of one segment in this second, if there is one."""
         alert_id, spans = alert_id_of(self.epoch, whole), self._rules.excluded(whole.reference)
-        view = self._exclude(whole, spans) if spans else whole
+        view = self._matcher.without(whole, spans) if spans else whole
         if alert_id in self._retracted and not self._resumes(alert_id, view, now_s):
             return None
         if view.score < self.threshold <= whole.score:
@@ -290,7 +296,7 @@ class AlertBook:
         type_ = self._type(view, self._open.get(alert_id), now_s)
         if type_ is None:
             return None
-        refined = self._refine(view)
+        refined = self._matcher.refined(view)
         refined = trimmed(refined, spans) if spans else refined
         if type_ in (STARTED, ENDED) and self._is_duplicate(alert_id, refined, now_s):
             return self._retract(alert_id, refined, now_s, gaps, None) if alert_id in self._open else None

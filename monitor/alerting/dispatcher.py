@@ -52,7 +52,7 @@ class _UnsavedEntry:
 class AlertDispatcher:
     """All of it; `run` works until it is cancelled, `put` and `flush` are for the channels."""
 
-    keeps_state = True
+    stores_snapshots = True
 
     def __init__(
         self,

@@ -79,7 +79,7 @@ def _web(host: str, port: int) -> Finding:
 
 
 def _models(settings: Settings) -> Iterator[Finding]:
-    from monitor.runtime.batcher import load_models
+    from monitor.runtime.models import load_models
     from reference_db.search.index import ReferenceIndex
     from reference_db.store.catalog import Catalog
 

@@ -23,7 +23,7 @@ from monitor.kafka.broker import ANSWER_S, connection, ensure_topics, in_words, 
 from monitor.kafka.records import MS
 from monitor.ops.backoff import Backoff
 from monitor.ops.metrics import Metrics
-from monitor.runtime.channel_monitor import Deliveries
+from monitor.runtime.runner import AlertDelivery
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def alert_record(alert: Alert) -> dict[str, Any]:
 
 
 async def follow_alerts(
-    kafka: KafkaSettings, deliveries: Deliveries, metrics: Metrics, complain: Callable[[str | None], None]
+    kafka: KafkaSettings, deliveries: AlertDelivery, metrics: Metrics, complain: Callable[[str | None], None]
 ) -> None:
     """Delivers every alert of the topic, from the oldest that was not delivered on; works until cancelled."""
     backoff = Backoff()
@@ -76,7 +76,7 @@ async def follow_alerts(
         await backoff.wait()
 
 
-async def _deliver(consumer: AIOKafkaConsumer, deliveries: Deliveries) -> None:
+async def _deliver(consumer: AIOKafkaConsumer, deliveries: AlertDelivery) -> None:
     batches = await consumer.getmany(timeout_ms=POLL_MS)
     for partition, records in batches.items():
         for record in records:

@@ -28,8 +28,11 @@ from monitor.kafka.records import MS, FrameRecord, Headers
 from monitor.kafka.replay_points import ReplayPoint, ReplayPoints
 from monitor.kafka.timeline import Place, Timeline
 from monitor.ops.metrics import Metrics
-from monitor.runtime.batcher import Batcher, Models
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor, Outcome
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.batcher import Batcher
+from monitor.runtime.channel_monitor import ChannelMonitor
+from monitor.runtime.match_step import Outcome
+from monitor.runtime.models import Models
 from reference_db.media.frames import Frame
 
 logger = logging.getLogger(__name__)
@@ -64,7 +67,7 @@ class TopicChannel:
         self.next_offset = 0  # its records before it are in the state
         self._works = works
         self._watch = works.watch()
-        self._lane = works.compute.lane()
+        self._slot = works.compute.slot()
         self._timeline = Timeline(name)
         self._ledger = FrameCounts(name, works.metrics)
         self._starts = ReplayPoints()
@@ -189,12 +192,12 @@ class TopicChannel:
         frame = Frame(place.second, record.pts_ms / MS, picture, record.held, record.age_ms / MS)
         reason, self.gap_reason = self.gap_reason or record.gap, None
         sample = Sample(place.epoch, place.second, frame, record.seen_at, reason, {})
-        think = partial(self._watch.second, sample)
+        new_step = partial(self._watch.match_step, sample)
         try:
             if record.encoded is not None:
-                outcome = await self._lane.encoded(record.encoded, think)
+                outcome = await self._slot.submit_encoded(record.encoded, new_step)
             else:
-                outcome = await self._lane.second(frame, think)
+                outcome = await self._slot.submit(frame, new_step)
         except Exception:  # it is this channel's own fault and second; the others go on
             logger.exception("channel %s begins anew: a second of it could not be matched", self.name)
             self._ledger.dropped("failed")

@@ -41,7 +41,8 @@ from monitor.kafka.records import MS, BadRecord, FrameRecord, KafkaRecord, Shown
 from monitor.kafka.state import OFFSET_KEY, StoredState, offset_value, read_kept
 from monitor.ops.backoff import Backoff
 from monitor.ops.logs import channel_logs
-from monitor.runtime.channel_monitor import KEEP_EVERY_S, SILENCE_S, Outcome, count_news
+from monitor.runtime.match_step import Outcome
+from monitor.runtime.runner import SILENCE_S, SNAPSHOT_EVERY_S, count_alerts
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +244,7 @@ class Partition:
         if not self._buffer:
             self._arrived.clear()
         await self._end_silent()
-        if self._alerts or time.monotonic() - self._kept_at >= KEEP_EVERY_S:
+        if self._alerts or time.monotonic() - self._kept_at >= SNAPSHOT_EVERY_S:
             await self._keep()
 
     def _has(self, record: KafkaRecord) -> bool:
@@ -270,7 +271,7 @@ class Partition:
                 self._hear(name, outcome)
 
     def _hear(self, channel: str, outcome: Outcome) -> None:
-        count_news(channel, outcome, self._works.metrics)
+        count_alerts(channel, outcome, self._works.metrics)
         self._alerts += [(alert, outcome.arrived_at) for alert in outcome.alerts]
 
     async def _follow(self, name: str, records: list[FrameRecord]) -> list[Outcome]:

@@ -43,9 +43,10 @@ from monitor.ops.health import Health, Worker
 from monitor.ops.metrics import Metrics
 from monitor.ops.process import note, stop_on_signals
 from monitor.ops.systemd import notify
-from monitor.runtime.batcher import Batcher, load_models
-from monitor.runtime.channel_monitor import ActiveLibrary
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.batcher import Batcher
 from monitor.runtime.index_refresh import follow, tell_index
+from monitor.runtime.models import load_models
 from monitor.web.server import answering
 from reference_db.search.index import IndexKeeper
 

@@ -30,11 +30,14 @@ from monitor.ops.heartbeat import beat
 from monitor.ops.metrics import Metrics
 from monitor.ops.process import note, stop_on_signals, tell_disk
 from monitor.ops.systemd import feed_watchdog, notify
-from monitor.runtime.batcher import Batcher, load_models
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor, run_stream
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.batcher import Batcher
+from monitor.runtime.channel_monitor import ChannelMonitor
 from monitor.runtime.channel_roster import ChannelRoster, keep_watching, open_source, reload
 from monitor.runtime.index_refresh import follow, tell_index
+from monitor.runtime.models import load_models
 from monitor.runtime.recovery import Recovery
+from monitor.runtime.runner import run_stream
 from monitor.web.app import WebApp
 from monitor.web.auth.gatekeeper import check_exposure
 from monitor.web.auth.tokens import Tokens

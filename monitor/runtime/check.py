@@ -19,8 +19,12 @@ from monitor.config.settings import Settings
 from monitor.ingest.sources import FileSource, Sample
 from monitor.ops.metrics import Metrics
 from monitor.rights.store import RightsStore
-from monitor.runtime.batcher import Batcher, MatchStep, Models, load_models
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor, Outcome, run_stream
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.batcher import Batcher
+from monitor.runtime.channel_monitor import ChannelMonitor
+from monitor.runtime.match_step import MatchStep, Outcome
+from monitor.runtime.models import Models, load_models
+from monitor.runtime.runner import run_stream
 from reference_db.media.decoding import probe
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog
@@ -73,7 +77,7 @@ async def _check_file(
 class CallbackDelivery:
     """Hands alerts to a function as they come."""
 
-    keeps_state = False
+    stores_snapshots = False
 
     def __init__(self, tell: Callable[[Alert], None]) -> None:
         self._tell = tell
@@ -97,7 +101,7 @@ class _Reporting(ChannelMonitor):
         super().__init__(library, models, settings, metrics)
         self._reached = reached
 
-    def second(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> MatchStep[Outcome]:
-        outcome = yield from super().second(sample, row, informative)
+    def match_step(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> MatchStep[Outcome]:
+        outcome = yield from super().match_step(sample, row, informative)
         self._reached(outcome.second + 1)
         return outcome

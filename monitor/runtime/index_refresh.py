@@ -16,7 +16,7 @@ from typing import TypeVar, cast
 
 from monitor.ops.health import Worker
 from monitor.ops.metrics import Metrics
-from monitor.runtime.channel_monitor import ActiveLibrary
+from monitor.runtime.active_library import ActiveLibrary
 from reference_db.errors import CatalogError
 from reference_db.search.index import IndexKeeper, ReferenceIndex
 

@@ -24,7 +24,7 @@ from monitor.ingest.latest_frames import LatestFrames
 from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
 from monitor.rights.store import RightsStore
-from monitor.runtime.channel_monitor import ActiveLibrary
+from monitor.runtime.active_library import ActiveLibrary
 from monitor.web.auth.gatekeeper import Caller, Gatekeeper
 from monitor.web.auth.tokens import Tokens
 from monitor.web.channel_board import ChannelBoard

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from pydantic import BaseModel, Field
 
 from monitor.ops.timestamps import rfc3339
-from monitor.runtime.channel_monitor import ActiveLibrary
+from monitor.runtime.active_library import ActiveLibrary
 from reference_db.errors import DamagedReference
 from reference_db.registration import QualityReport, examine
 from reference_db.search.index import ReferenceIndex

@@ -34,7 +34,7 @@ from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.sources import Sample
 from monitor.kafka.records import FORMATS, decode, record_of
 from monitor.ops.timestamps import rfc3339
-from monitor.runtime.batcher import TURN
+from monitor.runtime.batcher import MAX_BATCH
 from reference_db.features.encoder import load_encoder
 from reference_db.media.frames import Frame
 from reference_db.registration import register
@@ -157,10 +157,10 @@ async def _read(address: str, n_partitions: int) -> tuple[list[bytes], float]:
 
 def _decode_and_encode(values: list[bytes]) -> float:
     encoder = load_encoder()
-    encoder.encode([decode(value, FORMATS["image/jpeg"]) for value in values[:TURN]])  # and everything is warm
+    encoder.encode([decode(value, FORMATS["image/jpeg"]) for value in values[:MAX_BATCH]])  # and everything is warm
     began_s = time.monotonic()
-    for n in range(0, len(values), TURN):
-        encoder.encode([decode(value, FORMATS["image/jpeg"]) for value in values[n : n + TURN]])
+    for n in range(0, len(values), MAX_BATCH):
+        encoder.encode([decode(value, FORMATS["image/jpeg"]) for value in values[n : n + MAX_BATCH]])
     return time.monotonic() - began_s
 
 

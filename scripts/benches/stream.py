@@ -26,8 +26,10 @@ from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.sources import Sample
 from monitor.matching.mask_step import load_mask_step
 from monitor.ops.metrics import Metrics
-from monitor.runtime.batcher import Models
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.batcher import run_step
+from monitor.runtime.channel_monitor import ChannelMonitor
+from monitor.runtime.models import Models
 from reference_db.features.encoder import Encoder
 from reference_db.media.frames import Frame
 from reference_db.search.index import ReferenceIndex
@@ -115,7 +117,7 @@ class _Hour:
         for n in range(minute_s, minute_s + 60):
             second = hour_s + n
             sample = Sample(EPOCH, second, BLANK, BEGAN + timedelta(seconds=second), "", {"second": second})
-            self.told += sum(len(outcome.alerts) for outcome in watch.push([sample], [(rows[n], True)]))
+            self.told += len(run_step(watch.models, watch.match_step(sample, rows[n], True)).alerts)
             if n % KEEP_EVERY_S == 0:
                 before = time.process_time()
                 self.sizes.append(len(watch.snapshot(sample.position)))

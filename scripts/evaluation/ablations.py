@@ -222,7 +222,7 @@ class _Airing:
         self._matcher = Matcher(matching)
         references = {reference.id: reference for reference in index.references}
         epoch = ChannelEpoch(channel, "trial", None)
-        self._book = AlertBook(epoch, "trial", threshold, UPDATE_EVERY_S, references.__getitem__, self._matcher.refined)
+        self._book = AlertBook(epoch, "trial", threshold, UPDATE_EVERY_S, references.__getitem__, self._matcher)
         self._threshold = threshold
         self._found: list[FoundCopy] = []
         self._newest_s = 0

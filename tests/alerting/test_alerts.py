@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from monitor.alerting.alerts import Alert, AlertBook, Gap, alert_id_of
 from monitor.ingest.clock import ChannelEpoch
+from monitor.matching.excluding import Spans
 from monitor.matching.stitching import SegmentView
 from reference_db.store.catalog import Reference, ReferenceId
 
@@ -25,8 +26,18 @@ FILM = Reference(
 EPOCH = ChannelEpoch("ch5", "2026-11-16T08:00:00Z", datetime(2026, 11, 16, 8, tzinfo=UTC))
 
 
+class AsFound:
+    """Leaves segments as they are."""
+
+    def refined(self, view: SegmentView) -> SegmentView:
+        return view
+
+    def without(self, view: SegmentView, spans: Spans) -> SegmentView:
+        return view
+
+
 def book(epoch: ChannelEpoch = EPOCH) -> AlertBook:
-    return AlertBook(epoch, "model", 0.5, 10, lambda reference: FILM)
+    return AlertBook(epoch, "model", 0.5, 10, lambda reference: FILM, AsFound())
 
 
 def view(end_s: int, score: float, *, is_open: bool = True, echo: bool = False) -> SegmentView:

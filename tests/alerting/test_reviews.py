@@ -22,7 +22,7 @@ from monitor.alerting.sinks import CallbackSink
 from monitor.ops.metrics import Metrics
 from monitor.rights.rules import REVIEWED
 from monitor.rights.store import FILE, RightsStore
-from monitor.runtime.channel_monitor import ActiveLibrary
+from monitor.runtime.active_library import ActiveLibrary
 from tests.support.planted_channels import library
 from tests.support.sample_alert import sample_events
 from tests.support.waiting import wait_until

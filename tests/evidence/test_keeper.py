@@ -26,9 +26,12 @@ from monitor.evidence.keeper import EvidenceKeeper
 from monitor.evidence.store import EvidenceStore
 from monitor.ingest.sources import FileSource
 from monitor.ops.metrics import Metrics
-from monitor.runtime.batcher import Batcher, Models, load_models
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor, run_stream
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.batcher import Batcher
+from monitor.runtime.channel_monitor import ChannelMonitor
 from monitor.runtime.check import CallbackDelivery
+from monitor.runtime.models import Models, load_models
+from monitor.runtime.runner import run_stream
 from reference_db.registration import register
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog

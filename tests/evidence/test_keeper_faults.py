@@ -24,12 +24,13 @@ from monitor.evidence.store import EvidenceStore
 from monitor.ingest.sources import Sample
 from monitor.ops.metrics import Metrics
 from monitor.rights.rules import Rules
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.channel_monitor import ChannelMonitor
 from reference_db.media.frames import Frame
 from reference_db.media.jpeg import encode_jpeg
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
-from tests.support.planted_channels import BEGAN, Air, Part, aired, film_rows, trained
+from tests.support.planted_channels import BEGAN, Air, Part, aired, film_rows, outcomes_of, trained
 
 #   0 noise 10 swift from its second 20 on 60 noise 80
 PARTS = [Part(10, noise=1.0), Part(50, "swift", 20, noise=0.2), Part(20, noise=1.0)]
@@ -78,7 +79,7 @@ class Room:
         return keeper, ChannelMonitor(library, trained(), settings, self.metrics, keeper)
 
     def air(self, air: Air, begin: int = 0, end: int | None = None) -> None:
-        for outcome in self.watch.push(air.samples[begin:end], air.rows[begin:end]):
+        for outcome in outcomes_of(self.watch, air.samples[begin:end], air.rows[begin:end]):
             self.told += outcome.alerts
         self.keeper.flush()
 
@@ -278,7 +279,7 @@ def test_switched_off_nothing_is_kept_and_alerts_name_no_evidence(tmp_path: Path
     with Catalog.open(tmp_path) as catalog:
         library = ActiveLibrary(ReferenceIndex.build(catalog, "planted"))
     watch = ChannelMonitor(library, trained(), settings, Metrics(CollectorRegistry()))
-    told = [alert for outcome in watch.push(AIR.samples, AIR.rows) for alert in outcome.alerts] + watch.finish()
+    told = [alert for outcome in outcomes_of(watch, AIR.samples, AIR.rows) for alert in outcome.alerts] + watch.finish()
     assert {alert.evidence for alert in told} == {None}
     assert not (tmp_path / "evidence").exists()
 

@@ -14,7 +14,8 @@ from monitor.alerting.alerts import ENDED, EXCLUDED, RETRACTED, REVIEWED_FALSE, 
 from monitor.config.settings import Settings
 from monitor.ops.metrics import Metrics
 from monitor.rights.rules import Licence, Rules
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.channel_monitor import ChannelMonitor
 from reference_db.store.catalog import ReferenceId
 from tests.support.planted_channels import BEGAN, FILMS, Air, Part, aired, library, parts, quick, told
 

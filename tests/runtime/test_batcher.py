@@ -20,19 +20,21 @@ from monitor.alerting.alerts import Alert
 from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.sources import BUFFER_S, Position, Sample, SampleBuffer, read_in_thread
 from monitor.ops.metrics import Metrics
-from monitor.runtime.batcher import Batcher, MatchStep
-from monitor.runtime.channel_monitor import ChannelMonitor, run_stream
+from monitor.runtime.batcher import Batcher
+from monitor.runtime.channel_monitor import ChannelMonitor
 from monitor.runtime.check import CallbackDelivery
+from monitor.runtime.match_step import MatchStep
+from monitor.runtime.runner import run_stream
 from tests.support.recorded_channel import Studio
 
 
 async def tell(compute: Batcher, watch: ChannelMonitor, samples: list[Sample], pauses: list[bool]) -> list[Alert]:
     """The alerts of these samples; where `pauses` says so, the channel first lets the others go on."""
-    lane, alerts = compute.lane(), []
+    slot, alerts = compute.slot(), []
     for sample, pause in zip(samples, pauses, strict=True):
         if pause:
             await compute.run("match", lambda: None)
-        alerts += (await lane.second(sample.frame, partial(watch.second, sample))).alerts
+        alerts += (await slot.submit(sample.frame, partial(watch.match_step, sample))).alerts
     return alerts + await compute.run("match", watch.finish)
 
 
@@ -83,10 +85,10 @@ def test_a_channel_whose_thoughts_fail_takes_no_other_with_it(studio: Studio) ->
         compute = Batcher(studio.models, Metrics(CollectorRegistry()))
         try:
             telling = asyncio.create_task(tell(compute, studio.watch(), harbour, [False] * len(harbour)))
-            lane = compute.lane()
+            slot = compute.slot()
             while not telling.done():
                 with pytest.raises(RuntimeError, match="of this channel only"):
-                    await lane.second(studio.samples[0].frame, fails)
+                    await slot.submit(studio.samples[0].frame, fails)
             return await telling
         finally:
             compute.close()
@@ -182,9 +184,9 @@ def test_a_turn_goes_round_the_channels_however_many_wait(studio: Studio) -> Non
         yield []
 
     async def channel(compute: Batcher, number: int) -> None:
-        lane = compute.lane()
+        slot = compute.slot()
         for _ in range(5):
-            await lane.second(studio.samples[0].frame, partial(think, number))
+            await slot.submit(studio.samples[0].frame, partial(think, number))
 
     async def all_of_them() -> None:
         compute = Batcher(studio.models, Metrics(CollectorRegistry()))

@@ -7,6 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from monitor.alerting.alerts import ENDED, Alert
+from tests.support.planted_channels import outcomes_of
 from tests.support.recorded_channel import Studio
 
 
@@ -15,7 +16,7 @@ def tell(studio: Studio, cuts: list[int]) -> list[Alert]:
     watch, alerts = studio.watch(), []
     edges = [0, *cuts, len(studio.samples)]
     for begin, end in pairwise(edges):
-        for outcome in watch.push(studio.samples[begin:end], studio.rows[begin:end]):
+        for outcome in outcomes_of(watch, studio.samples[begin:end], studio.rows[begin:end]):
             alerts += outcome.alerts
     return alerts + watch.finish()
 
@@ -33,7 +34,7 @@ def test_a_lost_second_is_a_gap_in_the_alert_and_not_its_end(studio: Studio) -> 
     kept = [n for n, sample in enumerate(studio.samples) if sample.second not in (22, 23)]
     watch = studio.watch()
     samples, rows = [studio.samples[n] for n in kept], [studio.rows[n] for n in kept]
-    alerts = [alert for outcome in watch.push(samples, rows) for alert in outcome.alerts] + watch.finish()
+    alerts = [alert for outcome in outcomes_of(watch, samples, rows) for alert in outcome.alerts] + watch.finish()
     (harbour,) = [alert for alert in alerts if alert.type == ENDED and alert.reference == "harbour"]
     assert [(gap.at, gap.seconds) for gap in harbour.gaps] == [(22, 2)]
     assert harbour.channel_end - harbour.channel_start >= 15

@@ -15,7 +15,8 @@ from monitor.config.settings import Settings
 from monitor.ops.health import Worker
 from monitor.ops.metrics import Metrics
 from monitor.runtime import index_refresh
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.channel_monitor import ChannelMonitor
 from reference_db.search import index as index_module
 from reference_db.search.feature_rows import HeldRows
 from reference_db.search.index import IndexKeeper, ReferenceIndex

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from monitor.alerting.alerts import ENDED, STARTED, UPDATED, Alert, Gap
 from monitor.errors import SnapshotRefused
 from monitor.runtime import snapshots
-from monitor.runtime.batcher import Models
+from monitor.runtime.models import Models
 from monitor.runtime.snapshots import MAGIC, MAX_BYTES, pack, unpack
 from reference_db.features.encoder import Encoder
 from tests.support.planted_channels import Air, Part, aired, new_watch, parts, told, trained

@@ -24,11 +24,12 @@ from monitor.kafka.broker import dlq_of, ensure_topics
 from monitor.kafka.records import MS, end_of, record_of
 from monitor.ops.metrics import Metrics
 from monitor.roles.kafka_match import match
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.channel_monitor import ChannelMonitor
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog
 from tests.support.broker import Broker
-from tests.support.planted_channels import BEGAN
+from tests.support.planted_channels import BEGAN, outcomes_of
 from tests.support.recorded_channel import Studio
 
 PATIENCE_S = 120.0
@@ -105,7 +106,7 @@ class Fleet:
             ActiveLibrary(index), self.studio.models, self.studio.settings, Metrics(CollectorRegistry())
         )
         samples = [self.sample(channel, second) for second in self.seconds]
-        alerts = [alert for outcome in watch.push(samples, self.studio.rows) for alert in outcome.alerts]
+        alerts = [alert for outcome in outcomes_of(watch, samples, self.studio.rows) for alert in outcome.alerts]
         alerts += watch.finish()
         return {(alert.id, alert.seq): json.loads(json.dumps(alert.as_dict())) for alert in alerts}
 

@@ -20,8 +20,8 @@ from monitor import cli
 from monitor.kafka.channel import TopicChannel
 from monitor.kafka.partition import Partition
 from monitor.roles.kafka_match import MatchMember
-from monitor.runtime.batcher import Models
 from monitor.runtime.channel_monitor import ChannelMonitor
+from monitor.runtime.models import Models
 from tests.support.killed_serve import counted, die
 
 IsNow = Callable[[], bool]

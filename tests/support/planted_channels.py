@@ -20,8 +20,11 @@ from monitor.ingest.sources import Sample
 from monitor.matching.mask_step import load_mask_step
 from monitor.matching.tiles import HALO, SimilarityTile, TileMaps
 from monitor.ops.metrics import Metrics
-from monitor.runtime.batcher import Models
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.batcher import run_step
+from monitor.runtime.channel_monitor import ChannelMonitor
+from monitor.runtime.match_step import Outcome
+from monitor.runtime.models import Models
 from reference_db.features.encoder import Encoder
 from reference_db.media.frames import Frame
 from reference_db.search.index import ReferenceIndex
@@ -187,7 +190,15 @@ def parts() -> st.SearchStrategy[list[Part]]:
     return st.lists(st.one_of(copy, copy, copy, other, dull, lost, broken), min_size=2, max_size=6)
 
 
+def outcomes_of(monitor: ChannelMonitor, samples: list[Sample], rows: Rows) -> list[Outcome]:
+    """The outcome of each sample, in order, each matched in a batch of its own."""
+    return [
+        run_step(monitor.models, monitor.match_step(sample, row, informative))
+        for sample, (row, informative) in zip(samples, rows, strict=True)
+    ]
+
+
 def told(watch: ChannelMonitor, air: Air, begin: int = 0, end: int | None = None) -> list[Alert]:
     """The alerts of these samples."""
-    outcomes = watch.push(air.samples[begin:end], air.rows[begin:end])
+    outcomes = outcomes_of(watch, air.samples[begin:end], air.rows[begin:end])
     return [alert for outcome in outcomes for alert in outcome.alerts]

@@ -15,8 +15,9 @@ from monitor.config.settings import Settings
 from monitor.demo.films import Film
 from monitor.ingest.sources import FileSource, Sample
 from monitor.ops.metrics import Metrics
-from monitor.runtime.batcher import Models, load_models
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.channel_monitor import ChannelMonitor
+from monitor.runtime.models import Models, load_models
 from reference_db.registration import register
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog

@@ -18,7 +18,7 @@ from monitor.config.settings import ChannelSettings, Settings
 from monitor.ingest.latest_frames import LatestFrames
 from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
-from monitor.runtime.channel_monitor import ActiveLibrary
+from monitor.runtime.active_library import ActiveLibrary
 from monitor.web.app import WebApp
 from monitor.web.context import AppContext
 from reference_db.features.encoder import load_encoder

@@ -19,10 +19,12 @@ from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.sources import Sample
 from monitor.matching.matcher import MatchParameters
 from monitor.ops.metrics import Metrics
-from monitor.runtime.batcher import Models
-from monitor.runtime.channel_monitor import ActiveLibrary, ChannelMonitor, matching_of
+from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.channel_monitor import ChannelMonitor, match_parameters
+from monitor.runtime.models import Models
 from reference_db.features.encoder import Encoder, SequenceEncoder
 from reference_db.media.frames import Frame
+from tests.support.planted_channels import outcomes_of
 from tests.support.planted_features import blurred, channel, cut, film, plain_net
 
 torch.set_num_threads(1)
@@ -70,14 +72,14 @@ def test_our_row_is_what_the_pipeline_does() -> None:
     epoch, blank = ChannelEpoch("ch0", "file", None), np.zeros((192, 192, 3), np.uint8)
     now = datetime(2026, 11, 16, tzinfo=UTC)
     samples = [Sample(epoch, second, Frame(second, second, blank), now, "", {}) for second in range(len(AIR.rows))]
-    outcomes = watch.push(samples, [(row, True) for row in AIR.rows])
+    outcomes = outcomes_of(watch, samples, [(row, True) for row in AIR.rows])
     alerts = [alert for outcome in outcomes for alert in outcome.alerts] + watch.finish()
     told = [
         (a.reference, a.channel_start, a.channel_end, a.reference_start, a.reference_end, a.score, a.detected_at)
         for a in alerts
         if a.type == ENDED
     ]
-    found = Trials(Networks(plain_net()), matching_of(settings), settings.alerting.threshold).on_air(
+    found = Trials(Networks(plain_net()), match_parameters(settings), settings.alerting.threshold).on_air(
         OURS, 0.0, AIR, [FILM, OTHER]
     )
     assert told == [
