@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Prints what things cost, as ratios measured side by side in one run: an absolute time says little by itself.
+"""Benchmarks. Each compares two sides in one run and prints their ratio, which depends less on the machine than a time.
 
     scripts/bench.py channels VIDEO     N live channels of this video against `ffmpeg -skip_frame nokey` on the same
     scripts/bench.py kafka              `copywatch match` against bare reading, and bare decoding and encoding
-    scripts/bench.py registration VIDEO registering this video against bare decoding and encoding of it
-    scripts/bench.py search VIDEOS      libraries of up to 10 million seconds: what is found, and what it costs
-    scripts/bench.py stream             a day of one channel: does a second cost the same at the end of it?
+    scripts/bench.py registration VIDEO registration of this video against bare decoding and encoding
+    scripts/bench.py search VIDEOS      recall and cost of search in libraries of up to 10 million seconds
+    scripts/bench.py stream             a day of one channel: does a second cost the same at the end?
 
-Each part is a file in scripts/benches, and each prints one JSON object instead with --json.
+Each part is a file in scripts/benches; with --json it prints one JSON object instead of text.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-# Modules with `add_arguments(parser)`, `run(args)` -> figures, and `lines(figures)`.
+# Modules with `add_arguments(parser)`, `run(args)` -> figures and `lines(figures)`.
 PARTS = ("channels", "kafka", "registration", "search", "stream")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when the part ran to its end; its figures are on stdout."""
+    """Runs one part and prints its figures; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="part", required=True)
     for name in PARTS:

@@ -1,9 +1,9 @@
-"""N live channels of one video, watched by `copywatch serve`, against `ffmpeg -skip_frame nokey` on the same streams.
+"""N live channels of one video, monitored by `copywatch serve`, against `ffmpeg -skip_frame nokey` on the same streams.
 
-The video is aired in a loop over HTTP in real time, each channel at another place of it, a key picture every 1.6 s. It
-is registered, so that alerts happen, among as many seconds of other references as asked for; with `--other`, only some
-channels air it, and the rest something that nobody registered. Both sides read every
-channel at once and are measured over the same seconds; all children count. Needs Debian's package ffmpeg.
+The video is served in a loop over HTTP in real time, each channel at another offset, with a key frame every 1.6 s. It
+is registered, so that alerts occur, among as many seconds of other references as requested; with `--other`, only some
+channels carry it, and the rest an unregistered video. Both sides read all channels at once and are measured over the
+same seconds, with all child processes. Needs the Debian package ffmpeg.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from benches.air import Air, Recording, prepare
+from benches.live_channels import LiveChannels, Recording, prepare
 from benches.processes import cpu_s, memory_bytes, tree
 from monitor.demo.films import Film
 from reference_db.features.encoder import Encoder, is_informative, load_encoder
@@ -37,44 +37,46 @@ from reference_db.store.references import Reference, ReferenceFeatures, Referenc
 
 Figures: TypeAlias = dict[str, Any]
 
-APART_S = 3.7  # between the places that two channels air: no multiple of the key pictures' distance
-FILM_S = 120  # of rendered pictures, out of which the other references are made
-OTHER_S = 300  # length of one of them
-LIKENESS = 0.7  # cosine of such a reference's rows and the pictures they were made of
-SETTLE_S = 2  # seconds that a channel may be behind and still be in real time
+APART_S = 3.7  # offset between two channels: not a multiple of the key frame interval
+FILM_S = 120  # length of the rendered film from which the other references are derived
+OTHER_S = 300  # length of one other reference
+LIKENESS = 0.7  # cosine between a row of such a reference and its rendered picture
+SETTLE_S = 2  # a channel that is at most this far behind counts as real time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("video", type=Path, help="the film to loop, best 1080p H.264 with a key picture every 1.6 s")
+    parser.add_argument("video", type=Path, help="the film to loop, ideally 1080p H.264 with a key frame every 1.6 s")
     parser.add_argument("--channels", type=int, default=10)
-    parser.add_argument("--other", type=Path, help="what the channels without a copy air; without it all air the film")
-    parser.add_argument("--copies", type=int, default=2, help="channels that air the film, beside those with --other")
-    parser.add_argument("--seconds", type=int, default=120, help="measured, after the warm-up")
-    parser.add_argument("--warm-up", type=int, default=30, help="seconds before anything is measured")
+    parser.add_argument(
+        "--other", type=Path, help="video of the channels without a copy; by default all channels carry the film"
+    )
+    parser.add_argument("--copies", type=int, default=2, help="channels that carry the film if --other is given")
+    parser.add_argument("--seconds", type=int, default=120, help="measured after the warm-up")
+    parser.add_argument("--warm-up", type=int, default=30, help="seconds before the measurement")
     parser.add_argument("--mode", choices=("economy", "exact", "auto"), default="economy")
     parser.add_argument("--reference-seconds", type=int, default=5000, help="of other references in the library")
-    parser.add_argument("--references", type=Path, nargs="*", default=[], help="videos to register as well")
+    parser.add_argument("--references", type=Path, nargs="*", default=[], help="more videos to register")
 
 
 def run(args: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory(prefix="copywatch-bench-") as name:
         folder = Path(name)
-        say(f"making a library of {args.reference_seconds} s and the film")
+        say(f"creating a library of {args.reference_seconds} s and the film")
         make_library(folder / "data", [args.video, *args.references], args.reference_seconds)
         length_s = args.warm_up + args.seconds + args.channels * APART_S + 90  # and time to start
         film = Recording.of(prepare(args.video, length_s, folder))
         n_copies = args.channels if args.other is None else args.copies
         other = film if args.other is None else Recording.of(prepare(args.other, length_s, folder))
-        air = Air([film] * n_copies + [other] * (args.channels - n_copies), APART_S)
+        live = LiveChannels([film] * n_copies + [other] * (args.channels - n_copies), APART_S)
         try:
-            with serving(folder, air, args) as (monitor, address), ffmpegs(air, args.channels) as decoders:
-                return measure(args, air, monitor, address, decoders, folder / "alerts.jsonl")
+            with serving(folder, live, args) as (monitor, address), ffmpegs(live, args.channels) as decoders:
+                return measure(args, live, monitor, address, decoders, folder / "alerts.jsonl")
         finally:
-            air.stop()
+            live.stop()
 
 
 def make_library(data_dir: Path, videos: list[Path], other_s: int) -> None:
-    """The videos, and references made of rendered pictures, each of their rows as like one of them as LIKENESS."""
+    """Registers the videos, and references whose rows have a cosine of LIKENESS with those of rendered pictures."""
     encoder, rng = load_encoder(), np.random.default_rng(0)
     with Catalog.open(data_dir, write=True) as catalog:
         for video in videos:
@@ -85,10 +87,10 @@ def make_library(data_dir: Path, videos: list[Path], other_s: int) -> None:
             at = (np.arange(length) + rng.integers(FILM_S)) % FILM_S
             noise = rng.normal(size=(length, rows.shape[1]))
             noise /= np.linalg.norm(noise, axis=1, keepdims=True)
-            made = LIKENESS * rows[at] + np.sqrt(1 - LIKENESS**2) * noise
-            made /= np.linalg.norm(made, axis=1, keepdims=True)
-            features = ReferenceFeatures(made.astype(np.float16), informative[at])
-            n_dull = int((~informative[at]).sum())
+            mixed = LIKENESS * rows[at] + np.sqrt(1 - LIKENESS**2) * noise
+            mixed /= np.linalg.norm(mixed, axis=1, keepdims=True)
+            features = ReferenceFeatures(mixed.astype(np.float16), informative[at])
+            n_uninformative = int((~informative[at]).sum())
             catalog.add(
                 Reference(
                     id=ReferenceId(f"other-{n}"),
@@ -97,7 +99,7 @@ def make_library(data_dir: Path, videos: list[Path], other_s: int) -> None:
                     tags={},
                     content_sha256=f"{n:064x}",
                     n_seconds=length,
-                    n_uninformative=n_dull,
+                    n_uninformative=n_uninformative,
                     encoder_id=encoder.encoder_id,
                     features_sha256="",
                     added_at=datetime.now(UTC),
@@ -107,16 +109,16 @@ def make_library(data_dir: Path, videos: list[Path], other_s: int) -> None:
 
 
 def rendered(encoder: Encoder) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """Features of pictures that a program draws, one a second."""
+    """Features of rendered pictures, one per second."""
     film = Film("other", "Other", 5, ("hills", "face", "city", "flowers", "marble", "wheel"), float(FILM_S))
     pictures = [film.picture(float(second)) for second in range(FILM_S)]
     return encoder.encode(pictures), np.array([is_informative(picture) for picture in pictures])
 
 
 @contextmanager
-def serving(folder: Path, air: Air, args: argparse.Namespace) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(folder: Path, live: LiveChannels, args: argparse.Namespace) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A running `copywatch serve` and the address of its metrics."""
-    channels = "\n".join(f"  - {{name: ch{n}, url: '{air.url(n)}', mode: {args.mode}}}" for n in range(args.channels))
+    channels = "\n".join(f"  - {{name: ch{n}, url: '{live.url(n)}', mode: {args.mode}}}" for n in range(args.channels))
     config = folder / "copywatch.yaml"
     config.write_text(f"data_dir: data\nalerting: {{output: alerts.jsonl}}\nweb: {{port: 0}}\nchannels:\n{channels}\n")
     log = (folder / "log").open("w+")
@@ -136,16 +138,16 @@ def wait_for_address(monitor: subprocess.Popen[str], log: Path) -> str:
         if found := re.search(r"health at (http://\S+?)[\s\"]", log.read_text()):
             return found.group(1)
         time.sleep(0.2)
-    raise SystemExit(f"bench: copywatch serve ended at once:\n{log.read_text()}")
+    raise SystemExit(f"bench: copywatch serve exited during start-up:\n{log.read_text()}")
 
 
 @contextmanager
-def ffmpegs(air: Air, n_channels: int) -> Iterator[list[int]]:
-    """An ffmpeg for each channel that decodes its key pictures and throws them away."""
+def ffmpegs(live: LiveChannels, n_channels: int) -> Iterator[list[int]]:
+    """One ffmpeg per channel that decodes the key frames and discards them."""
     ffmpeg = shutil.which("ffmpeg")
     assert ffmpeg is not None
     decode = [ffmpeg, "-v", "quiet", "-nostdin", "-skip_frame", "nokey", "-i"]
-    running = [subprocess.Popen([*decode, air.url(n), "-f", "null", "-"]) for n in range(n_channels)]
+    running = [subprocess.Popen([*decode, live.url(n), "-f", "null", "-"]) for n in range(n_channels)]
     try:
         yield [one.pid for one in running]
     finally:
@@ -155,9 +157,14 @@ def ffmpegs(air: Air, n_channels: int) -> Iterator[list[int]]:
 
 
 def measure(
-    args: argparse.Namespace, air: Air, monitor: subprocess.Popen[str], address: str, decoders: list[int], alerts: Path
+    args: argparse.Namespace,
+    live: LiveChannels,
+    monitor: subprocess.Popen[str],
+    address: str,
+    decoders: list[int],
+    alerts: Path,
 ) -> Figures:
-    told = Told(alerts)
+    log = AlertLog(alerts)
     say(f"warming up for {args.warm_up} s")
     time.sleep(args.warm_up)
     before, ours_s, theirs_s = scrape(address), cpu_s(tree(monitor.pid)), cpu_s(decoders)
@@ -184,8 +191,8 @@ def measure(
         "cpu_ratio": round(ours_s / theirs_s, 3),
         "channels_held": len(held),
         "channels_one_core_would_hold": int(60 / (ours_s / channel_minutes)),
-        "alerts_started": len(told.delays(air)),
-        "alert_delay_s": quantiles(told.delays(air)),
+        "alerts_started": len(log.delays(live)),
+        "alert_delay_s": quantiles(log.delays(live)),
         "dropped_seconds": int(sum(v for (name, _, _), v in after.items() if name == "copywatch_frames_dropped_total")),
         "stage_ms_per_second": {stage: stage_ms(stage, before, after) for stage in ("encode", "match")},
         "memory_mb": {
@@ -211,14 +218,14 @@ def scrape(address: str) -> Series:
 
 
 def is_held(channel: str, before: Series, after: Series, took_s: float) -> bool:
-    """Whether the channel was matched in real time: every second of it, none dropped, none left behind."""
+    """Whether the channel was matched in real time: every second, none dropped, none pending."""
 
-    def grown(name: str, reason: str = "") -> float:
+    def increase(name: str, reason: str = "") -> float:
         return after.get((name, channel, reason), 0.0) - before.get((name, channel, reason), 0.0)
 
     waiting = after.get(("copywatch_frames_waiting", channel, ""), 0.0)
-    lost = grown("copywatch_frames_dropped_total", "overload") + grown("copywatch_gap_seconds_total")
-    return lost == 0 and waiting <= SETTLE_S and grown("copywatch_frames_processed_total") >= took_s - SETTLE_S
+    lost = increase("copywatch_frames_dropped_total", "overload") + increase("copywatch_gap_seconds_total")
+    return lost == 0 and waiting <= SETTLE_S and increase("copywatch_frames_processed_total") >= took_s - SETTLE_S
 
 
 def stage_ms(stage: str, before: Series, after: Series) -> float:
@@ -237,21 +244,21 @@ def quantiles(values: list[float]) -> dict[str, float | None]:
     return {"p50": round(float(p50), 3), "p95": round(float(p95), 3), "max": round(max(values), 3)}
 
 
-class Told:
-    """The alerts as they are written, each with the moment it was read here."""
+class AlertLog:
+    """Follows the alert file; each alert with the time at which it was read here."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._alerts: list[tuple[float, dict[str, Any]]] = []
         threading.Thread(target=self._follow, daemon=True).start()
 
-    def delays(self, air: Air) -> list[float]:
-        """For each alert that started: from the sending of what settled its deciding second to its being read here.
+    def delays(self, live: LiveChannels) -> list[float]:
+        """For each started alert: from the moment its deciding second was complete to the moment it was read here.
 
-        A second is settled by the first bytes beyond its middle.
+        A second is complete when the first bytes beyond its middle are sent.
         """
         return [
-            at - air.sent_at(int(alert["channel"].removeprefix("ch")), alert["detected_at"] + 0.5)
+            at - live.sent_at(int(alert["channel"].removeprefix("ch")), alert["detected_at"] + 0.5)
             for at, alert in self._alerts
             if alert["type"] == "alert.started"
         ]
@@ -276,25 +283,25 @@ def lines(figures: Figures) -> Iterator[str]:
     )
     yield (
         f"CPU per channel-minute      {figures['cpu_s_per_channel_minute']:.2f} s "
-        f"({figures['of_it_in_children']:.2f} s of it decoding); "
+        f"({figures['of_it_in_children']:.2f} s in decoders); "
         f"ffmpeg -skip_frame nokey {figures['ffmpeg_cpu_s_per_channel_minute']:.2f} s; "
         f"ratio {figures['cpu_ratio']:.2f}"
     )
     stages = figures["stage_ms_per_second"]
-    yield f"a picture encoded           {stages['encode']:.1f} ms; a second matched {stages['match']:.1f} ms"
+    yield f"encode one picture          {stages['encode']:.1f} ms; match one second {stages['match']:.1f} ms"
     yield (
-        f"held in real time           {figures['channels_held']} of {figures['channels']} "
-        f"({figures['dropped_seconds']} s dropped); one core would hold {figures['channels_one_core_would_hold']}"
+        f"matched in real time        {figures['channels_held']} of {figures['channels']} "
+        f"({figures['dropped_seconds']} s dropped); one core can match {figures['channels_one_core_would_hold']}"
     )
     yield (
-        f"arrival to alert            p50 {delay['p50']} s, p95 {delay['p95']} s, most {delay['max']} s "
+        f"arrival to alert            p50 {delay['p50']} s, p95 {delay['p95']} s, max {delay['max']} s "
         f"({figures['alerts_started']} alerts)"
     )
     yield (
-        f"memory per channel          {memory['per_channel']} MB ({memory['child']} MB a decoder, "
-        f"{memory['parent']} MB the monitor itself)"
+        f"memory per channel          {memory['per_channel']} MB ({memory['child']} MB per decoder, "
+        f"{memory['parent']} MB for the monitor process)"
     )
 
 
-def say(words: str) -> None:
-    print(words, file=sys.stderr)
+def say(line: str) -> None:
+    print(line, file=sys.stderr)

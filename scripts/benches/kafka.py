@@ -1,9 +1,9 @@
-"""`copywatch match` on a topic of pictures that waits for it, against its two bare halves, in one run.
+"""`copywatch match` on a filled topic of pictures, against its two baselines, in one run.
 
-The first half is an aiokafka consumer that only reads the topic; the second decodes the same JPEG pictures and runs
-the encoder over them in batches, in one thread, and has nothing to do with Kafka. Ours reads, decodes, encodes and
-matches against a library, and keeps its state in Kafka all the while. The three have their turns one after the other
-over the same records. The event loop's lag is the worst that `match` itself measured while it was at full load.
+The first baseline is an aiokafka consumer that only reads the topic. The second decodes the same JPEG pictures and runs
+the encoder over them in batches, in one thread, without Kafka. `match` reads, decodes, encodes, matches against a
+library and stores its state in Kafka. The three run one after the other over the same records. The event loop lag is
+the maximum that `match` measured under full load.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ Figures = dict[str, Any]
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channels", type=int, default=8)
     parser.add_argument("--seconds", type=int, default=150, help="of each channel")
-    parser.add_argument("--kafka", metavar="HOST:PORT", help="a broker that runs already; else one is started")
+    parser.add_argument("--kafka", metavar="HOST:PORT", help="a running broker; by default one is started")
 
 
 def run(args: argparse.Namespace) -> Figures:
-    """Records a second of each side, and what our side cost."""
+    """Records per second of each side, and the cost of `match`."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name, _broker(Path(name), args.kafka) as address:
         folder = Path(name)
@@ -88,14 +88,14 @@ def lines(figures: Figures) -> list[str]:
     """The figures as a table."""
     return [
         f"{figures['records']} JPEG pictures of {figures['bytes_each']} bytes, {figures['channels']} channels",
-        f"a consumer that only reads       {figures['read_per_s']:8.0f} records/s",
-        f"bare decoding and encoding       {figures['decode_and_encode_per_s']:8.1f} records/s",
+        f"read only                        {figures['read_per_s']:8.0f} records/s",
+        f"decode and encode only           {figures['decode_and_encode_per_s']:8.1f} records/s",
         f"copywatch match                  {figures['match_per_s']:8.1f} records/s; "
-        f"{figures['match_over_decode_and_encode']:.2f} of decoding and encoding, {figures['match_over_read']:.4f} of "
-        f"reading; {figures['match_cpu_ms_each']:.1f} ms of CPU each",
-        "of it, by stage, ms each         "
+        f"{figures['match_over_decode_and_encode']:.2f} of decode and encode, {figures['match_over_read']:.4f} of "
+        f"read; {figures['match_cpu_ms_each']:.1f} ms of CPU per record",
+        "ms per record by stage           "
         + ", ".join(f"{stage} {ms:.1f}" for stage, ms in figures["match_stages_ms_each"].items()),
-        f"event loop's lag at full load    {figures['event_loop_lag_ms']:8.0f} ms at most",
+        f"event loop lag at full load      {figures['event_loop_lag_ms']:8.0f} ms at most",
     ]
 
 
@@ -107,7 +107,7 @@ def _broker(folder: Path, named: str | None) -> Iterator[str]:
     script = [str(ROOT / "scripts" / "broker")]
     started = subprocess.run([*script, "start", "--data", str(folder / "broker")], stdout=subprocess.PIPE, text=True)
     if started.returncode != 0:
-        raise SystemExit("bench: no broker could be started; name one that runs by --kafka host:port")
+        raise SystemExit("bench: could not start a broker; name a running one by --kafka host:port")
     try:
         found = re.search(r"answers at (\S+)\.\n", started.stdout)
         assert found
@@ -117,7 +117,7 @@ def _broker(folder: Path, named: str | None) -> Iterator[str]:
 
 
 async def _fill(address: str, n_partitions: int, channels: int, seconds: int) -> None:
-    """Films of painted pictures, a second of each channel in turn; no picture is like another."""
+    """Writes rendered films, one second of each channel in turn; no two pictures are alike."""
     admin = AIOKafkaAdminClient(bootstrap_servers=address)
     await admin.start()
     if FRAMES in await admin.list_topics():
@@ -138,7 +138,7 @@ async def _fill(address: str, n_partitions: int, channels: int, seconds: int) ->
 
 
 async def _read(address: str, n_partitions: int) -> tuple[list[bytes], float]:
-    """All values, and how long a consumer that does nothing else took."""
+    """All values, and how long a consumer took that does nothing else."""
     consumer = AIOKafkaConsumer(bootstrap_servers=address, auto_offset_reset="earliest", enable_auto_commit=False)
     await consumer.start()
     partitions = [TopicPartition(FRAMES, n) for n in range(n_partitions)]
@@ -157,7 +157,7 @@ async def _read(address: str, n_partitions: int) -> tuple[list[bytes], float]:
 
 def _decode_and_encode(values: list[bytes]) -> float:
     encoder = load_encoder()
-    encoder.encode([decode(value, FORMATS["image/jpeg"]) for value in values[:MAX_BATCH]])  # and everything is warm
+    encoder.encode([decode(value, FORMATS["image/jpeg"]) for value in values[:MAX_BATCH]])  # warm-up
     began_s = time.monotonic()
     for n in range(0, len(values), MAX_BATCH):
         encoder.encode([decode(value, FORMATS["image/jpeg"]) for value in values[n : n + MAX_BATCH]])
@@ -165,28 +165,28 @@ def _decode_and_encode(values: list[bytes]) -> float:
 
 
 def _match(folder: Path, address: str, n_records: int) -> dict[str, Any]:
-    """What it took from the first record that was matched to the last, and the loop's worst lag meanwhile."""
+    """Time and CPU from the first matched record to the last, and the maximum event loop lag in between."""
     _register(folder, Film("film", "Film", FIRST_SEED, PAINTERS, 20.0))
     config = folder / "copywatch.yaml"
     kafka = {"bootstrap": address, "frames": FRAMES, "alerts": "bench.alerts", "state": "bench.state"}
     kafka["group"] = f"bench-{time.time_ns():x}"
     config.write_text(yaml.safe_dump({"data_dir": str(folder / "data"), "web": {"port": 0}, "kafka": kafka}))
     log = folder / "match.log"
-    with log.open("wb") as said:
-        words = [sys.executable, "-m", "monitor.cli", "match", "--config", str(config)]
-        process = subprocess.Popen(words, stderr=said, stdout=said, cwd=ROOT)
+    with log.open("wb") as output:
+        command = [sys.executable, "-m", "monitor.cli", "match", "--config", str(config)]
+        process = subprocess.Popen(command, stderr=output, stdout=output, cwd=ROOT)
     try:
         found = _until(lambda: re.search(r"health at (http://[\d.:]+)", log.read_text(errors="replace")), process, log)
-        return _watch(found[1], process, n_records, log)
+        return _measure(found[1], process, n_records, log)
     finally:
         process.terminate()
         process.wait()
 
 
-def _watch(address: str, process: subprocess.Popen[bytes], n_records: int, log: Path) -> dict[str, Any]:
+def _measure(address: str, process: subprocess.Popen[bytes], n_records: int, log: Path) -> dict[str, Any]:
     first = _until(lambda: _metrics(address).get(PROCESSED) or None, process, log)
     if first >= n_records:
-        raise SystemExit(f"bench: all {n_records} records were matched at once; measure more of them by --seconds")
+        raise SystemExit(f"bench: all {n_records} records were matched before the first measurement; raise --seconds")
     before = _stages(address)
     began_s, began_cpu_s, lag_s = time.monotonic(), cpu_s(tree(process.pid)), 0.0
 
@@ -206,7 +206,7 @@ def _watch(address: str, process: subprocess.Popen[bytes], n_records: int, log: 
     }
 
 
-def _scraped(address: str) -> str:
+def _scrape(address: str) -> str:
     with urllib.request.urlopen(f"{address}/metrics", timeout=10) as reply:
         return str(reply.read().decode())
 
@@ -214,7 +214,7 @@ def _scraped(address: str) -> str:
 def _metrics(address: str) -> dict[str, float]:
     """Every metric, summed over its labels."""
     found: dict[str, float] = {}
-    for line in _scraped(address).splitlines():
+    for line in _scrape(address).splitlines():
         if not line.startswith("#"):
             name, value = re.split(r"\{.*\} | ", line, maxsplit=1)
             found[name] = found.get(name, 0.0) + float(value)
@@ -223,22 +223,22 @@ def _metrics(address: str) -> dict[str, float]:
 
 def _stages(address: str) -> dict[str, float]:
     """Seconds spent in each stage."""
-    spent = re.findall(r'copywatch_stage_duration_seconds_sum\{stage="(\w+)"\} (\S+)', _scraped(address))
+    spent = re.findall(r'copywatch_stage_duration_seconds_sum\{stage="(\w+)"\} (\S+)', _scrape(address))
     return {stage: float(seconds) for stage, seconds in spent}
 
 
 def _until(look: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> Any:
-    """The first thing that is not None."""
+    """The first result of `look` that is not None."""
     deadline = time.monotonic() + PATIENCE_S
     while (found := look()) is None:
         if process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"bench: match did not get so far:\n{log.read_text(errors='replace')[-2000:]}")
+            raise SystemExit(f"bench: match stopped or is stuck:\n{log.read_text(errors='replace')[-2000:]}")
         time.sleep(LOOK_S)
     return found
 
 
 def _register(folder: Path, film: Film) -> None:
-    """A library with one film in it, which is on air on the first channel."""
+    """Registers one film, which the first channel carries."""
     path = folder / "film.mp4"
     render_reference(film, path)
     with Catalog.open(folder / "data", write=True) as catalog:

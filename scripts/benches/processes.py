@@ -1,4 +1,4 @@
-"""What processes cost: CPU time and memory of one with all its descendants, from /proc."""
+"""CPU time and memory of processes and their descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def tree(pid: int) -> list[int]:
-    """The process and its descendants that are alive, itself first."""
+    """The process and its running descendants, itself first."""
     found = [pid]
     for one in found:
         for task in Path(f"/proc/{one}/task").glob("*/children"):
@@ -21,7 +21,7 @@ def tree(pid: int) -> list[int]:
 
 
 def cpu_s(pids: list[int]) -> float:
-    """User and system time of these processes, with that of their children who ended and were waited for."""
+    """User and system time of these processes and of their reaped children."""
     total = 0.0
     for pid in pids:
         try:
@@ -33,7 +33,7 @@ def cpu_s(pids: list[int]) -> float:
 
 
 def memory_bytes(pid: int) -> int:
-    """Proportional set size: pages that several processes share are counted once among them."""
+    """Proportional set size: a shared page is divided among its processes."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024

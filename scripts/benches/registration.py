@@ -1,7 +1,7 @@
-"""Registering a video against bare decoding and encoding of the same file, in turns, in one run.
+"""Registration of a video against bare decoding and encoding of the same file, alternating in one run.
 
-Bare is the decoding child and the encoder in batches, and nothing else. Ours also hashes the file, makes thumbnails,
-examines the features and commits them to a library. Speed is ours over bare: 1 would be registration for nothing.
+Bare is the decoding child and the encoder in batches, and nothing else. Registration also hashes the file, creates
+thumbnails, checks the features and commits them to a library. A speed ratio of 1 means that this costs nothing.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Figures: TypeAlias = dict[str, Any]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("video", type=Path)
-    parser.add_argument("--rounds", type=int, default=3, help="times that each side has its turn")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side")
 
 
 def run(args: argparse.Namespace) -> Figures:
-    """Total seconds of both sides, on the clock and of CPU, and the video's length."""
+    """Total wall and CPU seconds of both sides, and the length of the video."""
     torch.set_num_threads(1)
     encoder = load_encoder()
-    n_seconds = _bare(args.video, encoder)  # and everything is warm
+    n_seconds = _bare(args.video, encoder)  # warm-up
     bare, ours = [0.0, 0.0], [0.0, 0.0]
     for _ in range(args.rounds):
-        _timed(bare, lambda: _bare(args.video, encoder))
-        _timed(ours, lambda: _register(args.video, encoder))
+        _add_time(bare, lambda: _bare(args.video, encoder))
+        _add_time(ours, lambda: _register(args.video, encoder))
     return {
         "video": args.video.name,
         "video_s": n_seconds,
@@ -64,7 +64,7 @@ def lines(figures: Figures) -> list[str]:
     ratio, cpu_ratio = figures["speed_ratio"], figures["cpu_speed_ratio"]
     return [
         *out,
-        f"  registration runs at {ratio:.2f} of the bare speed (by CPU time {cpu_ratio:.2f}); wanted: 0.80",
+        f"  registration runs at {ratio:.2f} of the bare speed (by CPU time {cpu_ratio:.2f}); target: 0.80",
     ]
 
 
@@ -87,7 +87,7 @@ def _register(video: Path, encoder: Encoder) -> None:
         register(video, catalog, encoder)
 
 
-def _timed(total: list[float], work: Callable[[], object]) -> None:
+def _add_time(total: list[float], work: Callable[[], object]) -> None:
     clock, cpu = time.perf_counter(), _cpu_s()
     work()
     total[0] += time.perf_counter() - clock

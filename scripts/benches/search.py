@@ -1,11 +1,11 @@
-"""Searching libraries of growing size: what is found, what a search costs, what it takes to keep them.
+"""Search in libraries of growing size: recall, the cost of a search, and the cost of storage.
 
-A library is made once per size, of references an hour long whose seconds come in shots, and the shots in kinds of
-scene (`Studio`), and kept in --folder: 1.1 kB of disk a second. Among them are the videos of the folder given, as
-they are; twelve seconds of each, edited as copiers do, are the planted copies that are searched for. Exact search says
-what there is to find: a second when its own video, within three seconds, is among its hits; a copy when the votes of
-its seconds name it. CPU time is that of the searching thread, ours and the bare FAISS call on the same index by turns,
-once all that is searched for has been; the bare call asks for as many seconds as ours ranks again.
+One library per size is created in --folder (1.1 kB of disk per second), from references of an hour whose seconds form
+shots, and the shots kinds of scene (`SyntheticFilms`). The videos of the given folder are registered among them; twelve
+edited seconds of each are the planted copies that are searched for. Exact search is the baseline for recall: a second
+is found if its video is among its hits, within three seconds; a copy is found if the votes of its seconds name it. CPU
+time is that of the searching thread, alternating between our search and the bare FAISS call on the same index, after
+one warm-up round; the bare call requests as many seconds as our search re-ranks.
 """
 
 from __future__ import annotations
@@ -44,17 +44,19 @@ T = TypeVar("T")
 
 HOUR = 3600
 N_KINDS = 2000
-KIND, SHOT, MOMENT = 0.5, 0.85, 0.45  # shares of a kind of scene, of the shot and of the moment in a row
-VIDEO_S, COPY_S, COPY_FROM_S = 40, 12, 10  # of each video: what is registered, what is copied and from where
+KIND, SHOT, MOMENT = 0.5, 0.85, 0.45  # weights of the kind of scene, the shot and the moment in a row
+VIDEO_S, COPY_S, COPY_FROM_S = 40, 12, 10  # of each video: length registered, length copied, start of the copy
 NEAR_S = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("videos", type=Path, help="folder of the videos that are planted")
-    parser.add_argument("--folder", type=Path, required=True, help="where the libraries are kept")
+    parser.add_argument("videos", type=Path, help="folder of the videos to plant")
+    parser.add_argument("--folder", type=Path, required=True, help="where the libraries are stored")
     parser.add_argument("--sizes", default="100000,1000000,10000000", help="seconds in each library")
-    parser.add_argument("--strength", type=float, default=0.5, help="of the edits: 0 is nearly none, 1 the boldest")
-    parser.add_argument("--rounds", type=int, default=3, help="times that every copy is searched for")
+    parser.add_argument(
+        "--strength", type=float, default=0.5, help="of the edits, from 0 (nearly none) to 1 (strongest)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="searches of every copy")
 
 
 def run(args: argparse.Namespace) -> Figures:
@@ -66,14 +68,14 @@ def run(args: argparse.Namespace) -> Figures:
         say(f"{size} seconds: the library")
         make_library(folder, size, planted)
         in_a_process(prepare, folder, planted)
-        figures = in_a_process(measure, folder, planted, args.rounds)  # its memory is that of the library alone
+        figures = in_a_process(measure, folder, planted, args.rounds)  # so memory is that of the library alone
         out["sizes"].append({"seconds": size, **figures})
         say(json.dumps(out["sizes"][-1]))
     return out
 
 
 def lines(figures: Figures) -> list[str]:
-    """The figures as a table, one column per size, and what the growth is."""
+    """The figures as a table, one column per size, and the growth from size to size."""
     sizes = figures["sizes"]
     rows = [
         ("index", "kind", "{}"),
@@ -86,23 +88,23 @@ def lines(figures: Figures) -> list[str]:
         ("search, ms of CPU", "search_cpu_ms", "{:.2f}"),
         ("bare FAISS call, ms of CPU", "bare_cpu_ms", "{:.2f}"),
         ("  ours / bare", "search_ratio", "{:.2f}"),
-        ("search, ms on the clock, median", "search_ms", "{:.2f}"),
-        ("resident bytes a second", "resident_bytes", "{:.0f}"),
-        ("index on disk, bytes a second", "index_bytes", "{:.0f}"),
-        ("features on disk, bytes a second", "features_bytes", "{:.0f}"),
-        ("opening, s", "open_s", "{:.1f}"),
-        ("opening, s of CPU", "open_cpu_s", "{:.1f}"),
-        ("making the index, s of CPU", "made_cpu_s", "{:.0f}"),
-        ("an hour added: seconds till it is found", "add_s", "{:.2f}"),
+        ("search, wall ms, median", "search_ms", "{:.2f}"),
+        ("resident bytes per second", "resident_bytes", "{:.0f}"),
+        ("index on disk, bytes per second", "index_bytes", "{:.0f}"),
+        ("features on disk, bytes per second", "features_bytes", "{:.0f}"),
+        ("open, s", "open_s", "{:.1f}"),
+        ("open, s of CPU", "open_cpu_s", "{:.1f}"),
+        ("build the index, s of CPU", "made_cpu_s", "{:.0f}"),
+        ("add an hour: s until it is found", "add_s", "{:.2f}"),
         ("  of CPU", "add_cpu_s", "{:.2f}"),
-        ("  the large part was made anew", "rebuilt", "{}"),
-        ("  longest search meanwhile, ms", "longest_ms", "{:.0f}"),
-        ("an hour removed: s till it is not found", "remove_s", "{:.2f}"),
+        ("  large shard rebuilt", "rebuilt", "{}"),
+        ("  longest search in between, ms", "longest_ms", "{:.0f}"),
+        ("remove an hour: s until it is gone", "remove_s", "{:.2f}"),
     ]
     out = [f"{'seconds in the library':42}" + "".join(f"{entry['seconds']:>14,}" for entry in sizes)]
     for words, name, form in rows:
-        shown = ("-" if entry.get(name) is None else form.format(entry[name]) for entry in sizes)
-        out.append(f"{words:42}" + "".join(f"{text:>14}" for text in shown))
+        cells = ("-" if entry.get(name) is None else form.format(entry[name]) for entry in sizes)
+        out.append(f"{words:42}" + "".join(f"{text:>14}" for text in cells))
     for small, large in pairwise(sizes):
         growth = large["search_cpu_ms"] / small["search_cpu_ms"]
         out.append(
@@ -111,43 +113,43 @@ def lines(figures: Figures) -> list[str]:
     return [*out, f"{figures['planted_copies']} copies of {COPY_S} s, edits of strength {figures['strength']}"]
 
 
-def say(words: str) -> None:
-    print(words, file=sys.stderr, flush=True)
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
-# --- what is searched for ---------------------------------------------------------------------------------------------
+# --- planted copies ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planted:
-    """Real videos as references, and an edited piece of each."""
+    """Real videos as references, and an edited part of each."""
 
     encoder_id: str
     films: dict[str, ReferenceFeatures]
-    copies: list[tuple[str, NDArray[np.int64], NDArray[np.float32]]]  # of which film, its seconds, the live rows
+    copies: list[tuple[str, NDArray[np.int64], NDArray[np.float32]]]  # film, its seconds, live rows
 
     @classmethod
     def of(cls, videos: Path, folder: Path, strength: float) -> Planted:
         encoder = load_encoder()
         paths = sorted(path for path in videos.iterdir() if path.suffix in (".mp4", ".mkv", ".webm", ".mov", ".ts"))
         key = f"{encoder.encoder_id}\n{strength}\n" + "\n".join(f"{path.name} {path.stat().st_size}" for path in paths)
-        kept = folder / f"planted.{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+        cache = folder / f"planted.{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
         folder.mkdir(parents=True, exist_ok=True)
-        if not kept.exists():
+        if not cache.exists():
             arrays: dict[str, NDArray[Any]] = {}
             for number, path in enumerate(paths):
                 say(f"encoding {path.name}")
-                arrays |= _planted(path, number, encoder, strength)
-            with kept.open("wb") as file:
+                arrays |= _plant(path, number, encoder, strength)
+            with cache.open("wb") as file:
                 np.savez(file, **arrays)  # type: ignore[arg-type]
-        with np.load(kept, allow_pickle=False) as stored:
+        with np.load(cache, allow_pickle=False) as stored:
             names = sorted({name.rpartition("/")[0] for name in stored})
             films = {n: ReferenceFeatures(stored[f"{n}/rows"], stored[f"{n}/informative"]) for n in names}
             copies = [(n, stored[f"{n}/seconds"], stored[f"{n}/copy"]) for n in names if len(stored[f"{n}/seconds"])]
         return cls(encoder.encoder_id, films, copies)
 
 
-def _planted(path: Path, number: int, encoder: Any, strength: float) -> dict[str, NDArray[Any]]:
+def _plant(path: Path, number: int, encoder: Any, strength: float) -> dict[str, NDArray[Any]]:
     rng = np.random.default_rng([17, number])
     edit = draw_edit(rng, strength)
     rows, informative, seconds, copied = [], [], [], []
@@ -171,17 +173,17 @@ def _planted(path: Path, number: int, encoder: Any, strength: float) -> dict[str
 # --- the libraries ----------------------------------------------------------------------------------------------------
 
 
-class Studio:
-    """Makes films of an hour whose seconds come in shots of some kinds of scene; the same film for the same number."""
+class SyntheticFilms:
+    """Features of films of an hour, made of shots of some kinds of scene; equal for equal numbers."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(1)
         self._kinds = rng.standard_normal((N_KINDS, 512), np.float32)
-        self._noise = rng.standard_normal(1 << 23, np.float32)  # moments are drawn from here: drawing each anew is slow
+        self._noise = rng.standard_normal(1 << 23, np.float32)  # moments are slices of it: fresh noise is slow
 
     def film(self, number: int) -> ReferenceFeatures:
         rng = np.random.default_rng([2, number])
-        mine = rng.integers(0, N_KINDS, 12)  # the scenes that a film comes back to
+        mine = rng.integers(0, N_KINDS, 12)  # the recurring scenes of the film
         lengths = rng.integers(3, 13, HOUR // 3)
         shot_of = np.repeat(np.arange(len(lengths)), lengths)[:HOUR]
         shots = KIND * self._kinds[mine[rng.integers(0, 12, len(lengths))]]
@@ -193,54 +195,56 @@ class Studio:
 
 
 def reference(name: str, features: ReferenceFeatures, encoder_id: str) -> Reference:
-    n_dull = int((~features.informative).sum())
-    made_of = hashlib.sha256(name.encode()).hexdigest()
+    n_uninformative = int((~features.informative).sum())
+    content = hashlib.sha256(name.encode()).hexdigest()
     when = datetime(2026, 1, 1, tzinfo=UTC)
-    return Reference(ReferenceId(name), name, "", {}, made_of, len(features.rows), n_dull, encoder_id, "", when)
+    return Reference(
+        ReferenceId(name), name, "", {}, content, len(features.rows), n_uninformative, encoder_id, "", when
+    )
 
 
 def make_library(folder: Path, size: int, planted: Planted) -> None:
-    """The library of about this many seconds; what is there already is kept."""
+    """Fills the library up to about this many seconds; existing references stay."""
     n_films = (size - sum(len(features.rows) for features in planted.films.values())) // HOUR
     with Catalog.open(folder, write=True) as catalog:
-        there = {known.id for known in catalog.references()}
-        if len(there) >= n_films + len(planted.films):
+        present = {known.id for known in catalog.references()}
+        if len(present) >= n_films + len(planted.films):
             return
         for name, features in planted.films.items():
-            if name not in there:
+            if name not in present:
                 catalog.add(reference(name, features, planted.encoder_id), features)
-        studio = Studio()
+        films = SyntheticFilms()
         for number in range(n_films):
             name = f"film-{number:05}"
-            if name not in there:
-                features = studio.film(number)
+            if name not in present:
+                features = films.film(number)
                 catalog.add(reference(name, features, planted.encoder_id), features)
             if number % 100 == 99:
                 say(f"  {number + 1} of {n_films} hours")
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
+# --- measurement ------------------------------------------------------------------------------------------------------
 
 
 def in_a_process(work: Callable[..., T], *args: object) -> T:
-    """What the work comes to in a process that does nothing else."""
+    """The result of `work`, run in a process of its own."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(work, args)
 
 
 def prepare(folder: Path, planted: Planted) -> None:
-    """Makes the index and what exact search finds, where they are not there."""
-    made = folder / "made.json"
-    if not made.exists():
-        say("  making the index")
+    """Builds the index and the exact hits, unless they exist."""
+    built = folder / "made.json"
+    if not built.exists():
+        say("  building the index")
         cpu = time.process_time()
         IndexKeeper(folder, planted.encoder_id).refresh()
-        made.write_text(json.dumps({"made_cpu_s": time.process_time() - cpu}))
+        built.write_text(json.dumps({"made_cpu_s": time.process_time() - cpu}))
     exact_hits(folder, planted)
 
 
 def measure(folder: Path, planted: Planted, rounds: int) -> Figures:
-    """All figures of one library that is ready."""
+    """All figures of one prepared library."""
     single_threaded()
     figures: Figures = {}
     exact = exact_hits(folder, planted)
@@ -300,15 +304,15 @@ def costs(index: ReferenceIndex, planted: Planted, rounds: int) -> Figures:
 
 
 def exact_hits(folder: Path, planted: Planted) -> Hits:
-    """What exact search finds for every row of every copy; kept beside the library."""
+    """The exact hits for every row of every copy; cached beside the library."""
     rows = np.concatenate([copy for _, _, copy in planted.copies])
     with Catalog.open(folder) as catalog:
         references = catalog.references()
         key = hashlib.sha256(rows.tobytes() + repr([r.features_sha256 for r in references]).encode()).hexdigest()
-        kept = folder / f"exact.{key[:16]}.npz"
-        if not kept.exists():
+        cache = folder / f"exact.{key[:16]}.npz"
+        if not cache.exists():
             say("  exact search")
-            faiss.cvar.distance_compute_blas_threshold = 1  # a matter of speed only
+            faiss.cvar.distance_compute_blas_threshold = 1  # affects speed only
             best = faiss.ResultHeap(len(rows), MatchParameters().hits, keep_max=True)
             for place, one in enumerate(references):
                 features = catalog.features(one.id)
@@ -319,23 +323,23 @@ def exact_hits(folder: Path, planted: Planted) -> Hits:
                 best.add_result(np.take_along_axis(similarity, top, 1), (place << 32) | seconds[top])
             best.finalize()
             single_threaded()
-            with kept.open("wb") as file:
+            with cache.open("wb") as file:
                 np.savez(file, similarity=best.D, number=best.I)
-    with np.load(kept) as stored:
+    with np.load(cache) as stored:
         number = stored["number"]
         return Hits((number >> 32).astype(np.int32), (number & 0xFFFFFFFF).astype(np.int32), stored["similarity"])
 
 
 def recall(index: ReferenceIndex, planted: Planted, exact: Hits) -> Figures:
-    """Shares of planted seconds and copies that are found, exactly and by us."""
+    """Shares of planted seconds and copies that exact search and our search find."""
     rows = np.concatenate([copy for _, _, copy in planted.copies])
     figures: Figures = {}
     for name, hits in (("_exact", exact), ("", index.search(rows, MatchParameters().hits))):
         seconds_found, copies_found, at = [], [], 0
         for film, seconds, copy in planted.copies:
             place = index.place(ReferenceId(film))
-            mine = slice(at, at + len(copy))
-            one = Hits(hits.reference[mine], hits.second[mine], hits.similarity[mine])
+            rows_of_copy = slice(at, at + len(copy))
+            one = Hits(hits.reference[rows_of_copy], hits.second[rows_of_copy], hits.similarity[rows_of_copy])
             near = (one.reference == place) & (np.abs(one.second - seconds[:, None]) <= NEAR_S)
             seconds_found += near.any(axis=1).tolist()
             copies_found.append(_is_voted_for(film, seconds, one, index))
@@ -347,7 +351,7 @@ def recall(index: ReferenceIndex, planted: Planted, exact: Hits) -> Figures:
 
 
 def _is_voted_for(film: str, seconds: NDArray[np.int64], hits: Hits, index: ReferenceIndex) -> bool:
-    """Whether the votes of a copy's seconds name it at any time, as the matcher would have it."""
+    """Whether the votes of its seconds make the copy a candidate at any time, as in the matcher."""
     voter = Voter(MatchParameters().min_similarity, MatchParameters().min_votes)
     for n, second in enumerate(seconds.tolist()):
         one = Hits(hits.reference[n : n + 1], hits.second[n : n + 1], hits.similarity[n : n + 1])
@@ -358,11 +362,11 @@ def _is_voted_for(film: str, seconds: NDArray[np.int64], hits: Hits, index: Refe
 
 
 def changes(folder: Path, keeper: IndexKeeper, planted: Planted) -> Figures:
-    """An hour is added and removed again while another thread goes on searching."""
+    """Adds and removes an hour while another thread keeps searching."""
     new = ReferenceId("an-hour-more")
-    features = Studio().film(999_999)
+    features = SyntheticFilms().film(999_999)
     with Catalog.open(folder, write=True) as catalog, suppress(UnknownReference):
-        catalog.remove(new)  # left by a run that was stopped
+        catalog.remove(new)  # left over from an aborted run
     current = [keeper.refresh()]
     main, waits, is_over = current[0].parts[0], [0.0], threading.Event()
     rows = np.concatenate([copy for _, _, copy in planted.copies])
@@ -386,13 +390,13 @@ def changes(folder: Path, keeper: IndexKeeper, planted: Planted) -> Figures:
         row = features.rows[1800].astype(np.float32)
         hits = current[0].search(row[None], 1)
         if current[0].references[hits.reference[0, 0]].id != new or hits.second[0, 0] != 1800:
-            raise SystemExit("bench: the hour that was added is not found")
+            raise SystemExit("bench: the added hour is not found")
         catalog.remove(new)
         clock = time.perf_counter()
         current[0] = keeper.refresh()
         figures["remove_s"] = time.perf_counter() - clock
         if current[0].place(new) is not None:
-            raise SystemExit("bench: the hour that was removed is still there")
+            raise SystemExit("bench: the removed hour is still found")
     is_over.set()
     searching.join()
     figures["longest_ms"] = 1000 * max(waits)
@@ -400,11 +404,11 @@ def changes(folder: Path, keeper: IndexKeeper, planted: Planted) -> Figures:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that no file stands behind."""
+    """Memory of this process that is not backed by a file."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise SystemExit("bench: /proc/self/status does not tell RssAnon")
+    raise SystemExit("bench: /proc/self/status has no RssAnon")
 
 
 def _size(folder: Path) -> int:
