@@ -1,6 +1,7 @@
-# Sourced by scripts/demo and scripts/test: makes .venv with Copywatch and what it needs in it, once.
+# Sourced by scripts/demo and scripts/test: creates .venv and installs Copywatch and its dependencies into it.
 #
-#   install_into_venv EXTRAS    e.g. "" or "dev,train"; does nothing when the same was installed before
+#   install_into_venv EXTRAS    e.g. "" or "dev,train"; does nothing if these are installed already
+#   NO_APT=1                    never install Debian packages
 
 find_python() {
     local candidate
@@ -14,7 +15,7 @@ find_python() {
     return 1
 }
 
-# install_debian PACKAGES...    installs those that are missing; says in a sentence what to do where it cannot
+# install_debian PACKAGES...    installs the missing ones, or prints the command that does
 install_debian() {
     local package missing=() become=()
     for package in "$@"; do
@@ -28,8 +29,8 @@ install_debian() {
     if [ "$(id -u)" != 0 ]; then
         become=(sudo -n)
     fi
-    if ! command -v apt-get >/dev/null || ! "${become[@]}" true 2>/dev/null; then
-        echo "These packages are needed and cannot be installed from here; on Debian: sudo apt-get install ${missing[*]}" >&2
+    if [ -n "${NO_APT:-}" ] || ! command -v apt-get >/dev/null || ! "${become[@]}" true 2>/dev/null; then
+        echo "Missing system packages; on Debian: sudo apt-get install ${missing[*]}" >&2
         return 1
     fi
     "${become[@]}" apt-get update -qq
@@ -40,12 +41,12 @@ make_venv() {
     local python
     python=$(find_python)
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        install_debian python3-venv # Debian keeps this part of Python in a package of its own
+        install_debian python3-venv # Debian has this part of Python in a separate package
     fi
     "$python" -m venv --clear .venv
 }
 
-# stamp_of EXTRAS    the file that says what was installed, for which requirements and into which folder's environment
+# stamp_of EXTRAS    a file that marks these extras as installed, for these requirements and this folder
 stamp_of() {
     echo ".venv/.installed-$(cat pyproject.toml scripts/constraints.txt <(pwd) | sha256sum | cut -c 1-16)-${1:-plain}"
 }
@@ -53,7 +54,7 @@ stamp_of() {
 install_into_venv() {
     local extras=$1 stamp other
     stamp=$(stamp_of "$extras")
-    # More extras than asked for will do: the tests' environment also runs the demo.
+    # A superset of the extras is enough: the environment of the tests also runs the demo.
     for other in "${stamp%-*}-"*"$extras"*; do
         if [ -e "$other" ] && .venv/bin/python -c '' 2>/dev/null; then
             return
@@ -62,7 +63,7 @@ install_into_venv() {
     if ! .venv/bin/python -c 'import pip' 2>/dev/null; then
         make_venv
     fi
-    echo "Installing into $(pwd)/.venv; the first time this takes some minutes." >&2
+    echo "Installing into $(pwd)/.venv; the first time takes some minutes." >&2
     .venv/bin/python -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt -e ".${extras:+[$extras]}"
     rm -f .venv/.installed-*
     touch "$stamp"

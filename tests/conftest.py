@@ -1,20 +1,37 @@
-"""What tests of several rooms share; made once."""
+"""Fixtures that several folders share, markers, and the programs that a test may start.
+
+tests/README.md explains the markers. A test without `broker`, `browser` or `system` runs with a PATH that has only the
+programs of any Linux, so it fails where it starts one that a package of Debian brings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shutil
+import sys
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from monitor.demo.media import Media, make_media
 from tests.support.broker import Broker, session_broker
-from tests.support.recorded_channel import RecordedChannel, record_channel
+from tests.support.recorded_channel import Studio, build
+
+MARKER_OF_FIXTURE = {"broker": "broker", "browser": "browser", "made": "slow"}  # rendering takes a quarter of a minute
+NEEDS_PROGRAMS = ("broker", "browser", "system")
+PROGRAMS = pytest.StashKey[str]()
+# What a small Linux has: the shell, coreutils, and git, without which there is no clone to test.
+ANY_LINUX = (
+    *("bash", "cat", "chmod", "cp", "cut", "date", "dirname", "echo", "env", "false", "git", "grep", "head", "id"),
+    *("kill", "ln", "ls", "mkdir", "mktemp", "mv", "nice", "readlink", "rm", "sed", "sh", "sha256sum", "sleep", "sort"),
+    *("tail", "tar", "touch", "tr", "true", "uname", "wc"),
+)
 
 
 @pytest.fixture(scope="session")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> RecordedChannel:
-    return record_channel(tmp_path_factory.mktemp("recorded"))
+def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
+    return build(tmp_path_factory.mktemp("studio"))
 
 
 @pytest.fixture(scope="session")
@@ -40,13 +57,37 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-kafka", action="store_true", help="leave out the tests that need a Kafka broker")
-    parser.addoption("--whole-image", action="store_true", help="install all of the image anew: gigabytes, minutes")
+    parser.addoption("--whole-image", action="store_true", help="install the whole image from scratch: gigabytes")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by the markers that this adds
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    with_kafka = [item for item in items if "broker" in getattr(item, "fixturenames", ())]
+    for item in items:
+        for fixture in MARKER_OF_FIXTURE.keys() & getattr(item, "fixturenames", ()):
+            item.add_marker(MARKER_OF_FIXTURE[fixture])
+    with_kafka = [item for item in items if item.get_closest_marker("broker")]
     if config.getoption("--no-kafka"):
         config.hook.pytest_deselected(items=with_kafka)
         items[:] = [item for item in items if item not in with_kafka]
-    for item in items:  # side by side, a file stays in one process, and all that share the broker in one
+    for item in items:  # side by side, a file stays in one process, and all tests of the broker in one
         item.add_marker(pytest.mark.xdist_group("kafka" if item in with_kafka else str(item.path)))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="copywatch-programs-"))
+    config.add_cleanup(lambda: shutil.rmtree(folder))
+    for name in ANY_LINUX:
+        if found := shutil.which(name):
+            (folder / name).symlink_to(found)
+    (folder / "python3").symlink_to(sys.executable)
+    config.stash[PROGRAMS] = str(folder)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Hides the programs of packages from a test that is not marked to need them, and from its fixtures."""
+    if any(item.get_closest_marker(marker) for marker in NEEDS_PROGRAMS):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", item.config.stash[PROGRAMS])
+        return (yield)

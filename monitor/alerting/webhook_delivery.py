@@ -230,7 +230,7 @@ class _CheckedResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         loop = asyncio.get_running_loop()
-        places = await loop.run_in_executor(self._names, self._reach.resolve, host, port)
+        places = await loop.run_in_executor(self._names, self._reach.places, host, port)
         self._passed |= {address for address, _ in places}
         return [
             ResolveResult(

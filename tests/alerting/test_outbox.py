@@ -114,6 +114,7 @@ print(n_failed)
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("call", ["fdatasync", "pwrite64"])
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
 def test_a_disk_that_fails_once_loses_one_letter_and_nothing_else(tmp_path: Path, call: str, error: str) -> None:

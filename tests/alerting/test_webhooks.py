@@ -95,6 +95,7 @@ def test_who_asked_for_some_events_is_told_no_others_and_each_once(tmp_path: Pat
     assert one.ids == [f"msg_{sample_alert().id}_2"]
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_when_a_third_of_all_tries_fail(tmp_path: Path) -> None:
     webhooks, rng, n = WebhookStore(tmp_path, HASTY_S), random.Random(7), 100
     with open_receiver(lambda n: 500 if rng.random() < 0.3 else 200) as one:

@@ -12,7 +12,7 @@ from tests.support.web_server import Serving, furnish
 
 def run(folder: Path, calls_each: int, seed: int) -> dict[str, Any]:
     """Calls every operation so often in each way; a wrong answer, a dead server or an unready one is wrong."""
-    serving = Serving(furnish(recorded_channel.record_channel(folder / "studio"), folder / "web"))
+    serving = Serving(furnish(recorded_channel.build(folder / "studio"), folder / "web"))
     try:
         serving.wait_for("the stream ended")
         client = serving.client()

@@ -121,6 +121,7 @@ def test_a_file_that_is_not_there_is_made_for_its_owner_alone(tmp_path: Path) ->
     assert copywatch("config", "check", "--config", str(config)).returncode == 0
 
 
+@pytest.mark.slow
 def test_testing_a_channel_says_what_it_is_and_saves_a_picture(tmp_path: Path) -> None:
     playlist = LivePlaylist(Air(write_air(tmp_path / "air.ts"), LENGTH_S))
     time.sleep(4)  # until there is a segment
@@ -146,6 +147,7 @@ def test_testing_what_cannot_be_opened_is_exit_4(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_running_monitor_follows_the_file(tmp_path: Path) -> None:
     config = tmp_path / "copywatch.yaml"
     with on_air(Air(write_air(tmp_path / "air.ts"), LENGTH_S)) as web:

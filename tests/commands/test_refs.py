@@ -158,6 +158,7 @@ def test_a_reference_is_exported_and_imported(run: Run, films: Path, tmp_path: P
     assert bad.err == "copywatch: bad.copywatch is no export of Copywatch, or cut short.\n"
 
 
+@pytest.mark.slow
 def test_adding_on_a_terminal_shows_how_fast_and_how_long_still(encoder: Path, tmp_path: Path) -> None:
     write_film(tmp_path / "film.mp4", 4, 90)
     ours, theirs = pty.openpty()

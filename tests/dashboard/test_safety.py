@@ -17,7 +17,7 @@ from tests.support.web_server import Serving
 
 expect.set_options(timeout=PATIENCE_MS)
 
-READABLE = (Path(__file__).parent / "readable.js").read_text()
+READABLE = (Path(__file__).parents[1] / "support/readable.js").read_text()
 
 
 def test_markup_in_a_title_stays_text(hostile: Serving, visit: Visit) -> None:

@@ -17,6 +17,7 @@ import pytest
 import typer
 import yaml
 
+from monitor import __version__
 from monitor.cli import app
 from monitor.config.settings import load_settings
 from tests.support.container import Recipe
@@ -38,6 +39,14 @@ def is_command(words: list[str]) -> bool:
     assert name in command.commands, words
     command.commands[name].make_context(name, arguments)
     return True
+
+
+def test_every_image_has_the_version_of_the_code() -> None:
+    texts = {path.name: path.read_text() for path in DEPLOY.rglob("*") if path.is_file()}
+    versions = {name: set(re.findall(r"\bcopywatch:(\d[\w.]*)", text)) for name, text in texts.items()}
+    found = {name: one for name, one in versions.items() if one}
+    assert found.keys() >= {"Dockerfile", "compose.yaml", "statefulset.yaml"}
+    assert set().union(*found.values()) == {__version__}
 
 
 # --- compose ----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import pytest
 
 from tests.chaos.streams import STORIES, run
 
+pytestmark = pytest.mark.system  # nginx, VLC, ffmpeg, openssl
+
 AT_ONCE = 8  # stories; more would only wait for two cores to start their decoders
 
 

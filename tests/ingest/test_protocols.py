@@ -13,6 +13,8 @@ from tests.support.live_stream import PACKET, Air, LivePlaylist, WebServer, on_a
 from tests.support.running_source import LENGTH_S, Watching, watching, write_air
 from tests.support.stream_servers import free_port, published, rtmp_server, rtsp_server
 
+pytestmark = pytest.mark.system  # nginx, VLC, ffmpeg
+
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:

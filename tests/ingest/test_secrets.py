@@ -21,6 +21,8 @@ from monitor.ops.metrics import Metrics
 from tests.reference_db.media.test_addresses import FORMS, SECRET, filled
 from tests.support.running_source import HASTY, WAIT_S, Watching
 
+pytestmark = pytest.mark.slow  # retries of a live source
+
 HOSTS = r"(?<=[/@\\])(10\.0\.0\.5|cam|cdn|host|a\.rtmp\.example\.com|239\.0\.0\.1|\[fe80::1\])(?=[:/?]|$)"
 
 

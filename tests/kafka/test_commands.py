@@ -59,6 +59,7 @@ def test_a_broker_that_is_named_is_used_as_it_is_and_not_broken(
         named.kill()
 
 
+@pytest.mark.system
 def test_where_no_broker_can_be_had_the_tests_fail_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

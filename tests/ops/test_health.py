@@ -26,6 +26,8 @@ from tests.support.live_stream import Air, on_air
 from tests.support.running_source import FPS, LENGTH_S, write_air
 from tests.support.serve_process import Serve, until
 
+pytestmark = pytest.mark.system  # strace
+
 ALL_WELL = dict.fromkeys(("index", "outbox", "compute", "outbox writer", "refresher"), "ok")
 
 

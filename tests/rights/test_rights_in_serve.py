@@ -8,12 +8,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from monitor.demo.broadcast import Transmitter
 from monitor.evidence.store import EvidenceStore
 from monitor.rights.store import RightsStore
 from tests.runtime.test_recovery import house
 from tests.support.serve_process import Serve, clean_environment, until
 from tests.support.serve_runs import House
+
+pytestmark = pytest.mark.slow  # a real serve
 
 __all__ = ["house"]  # a fixture
 

@@ -17,21 +17,11 @@ from monitor.rights.rules import Licence, Rules
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.channel_monitor import ChannelMonitor
 from reference_db.store.catalog import ReferenceId
-from tests.support.planted_channels import (
-    BEGAN,
-    FILMS,
-    Part,
-    PlantedStream,
-    alerts_of,
-    library,
-    parts,
-    plant,
-    quick_models,
-)
+from tests.support.planted_channels import BEGAN, FILMS, Air, Part, aired, library, parts, quick, told
 
 SWIFT = ReferenceId("swift")
 #   0 noise 10 swift from its second 20 on 60 noise 80
-AIR = plant([Part(10, noise=1.0), Part(50, "swift", 20, noise=0.2), Part(20, noise=1.0)])
+AIR = aired([Part(10, noise=1.0), Part(50, "swift", 20, noise=0.2), Part(20, noise=1.0)])
 OPEN_S, CHANGED_S = 30, 40
 
 
@@ -40,12 +30,12 @@ def lent(rules: Rules | None = None) -> ActiveLibrary:
 
 
 def watch(library: ActiveLibrary, metrics: Metrics | None = None) -> ChannelMonitor:
-    return ChannelMonitor(library, quick_models(), Settings(), metrics or Metrics(CollectorRegistry()))
+    return ChannelMonitor(library, quick(), Settings(), metrics or Metrics(CollectorRegistry()))
 
 
-def all_told(rules: Rules, air: PlantedStream = AIR, metrics: Metrics | None = None) -> list[Alert]:
+def all_told(rules: Rules, air: Air = AIR, metrics: Metrics | None = None) -> list[Alert]:
     watching = watch(lent(rules), metrics)
-    return alerts_of(watching, air) + watching.finish()
+    return told(watching, air) + watching.finish()
 
 
 def changing(before: Rules, after: Rules, *later: Rules) -> list[list[Alert]]:
@@ -54,7 +44,7 @@ def changing(before: Rules, after: Rules, *later: Rules) -> list[list[Alert]]:
     watching, heard = watch(library), []
     for rules, begin, end in zip((before, after, *later), cuts, cuts[1:], strict=False):
         library.rules = rules
-        heard.append(alerts_of(watching, AIR, begin or 0, end))
+        heard.append(told(watching, AIR, begin or 0, end))
     heard[-1] += watching.finish()
     return heard
 
@@ -161,7 +151,7 @@ def test_heard_again_from_the_beginning_a_false_alert_ends_as_it_did(free: list[
 def test_a_false_alert_whose_stream_ends_at_once_is_retracted_not_ended(free: list[Alert]) -> None:
     library = lent()
     watching = watch(library)
-    before = alerts_of(watching, AIR, 0, CHANGED_S)
+    before = told(watching, AIR, 0, CHANGED_S)
     library.rules = Rules([], {}, {free[0].id: "false"})
     (last,) = watching.finish()
     assert (last.type, last.reason) == (RETRACTED, REVIEWED_FALSE)
@@ -171,11 +161,11 @@ def test_a_false_alert_whose_stream_ends_at_once_is_retracted_not_ended(free: li
 @settings(max_examples=12, deadline=None)
 @given(parts(), st.sampled_from(FILMS))
 def test_a_reference_that_is_excluded_whole_never_alerts_and_no_other_notices(drawn: list[Part], film: str) -> None:
-    air = plant(drawn)
+    air = aired(drawn)
 
     def heard(rules: Rules) -> list[Alert]:
-        watching = ChannelMonitor(lent(rules), quick_models(), Settings(), Metrics(CollectorRegistry()))
-        return alerts_of(watching, air) + watching.finish()
+        watching = ChannelMonitor(lent(rules), quick(), Settings(), Metrics(CollectorRegistry()))
+        return told(watching, air) + watching.finish()
 
     excluded = Rules([], {ReferenceId(film): [(0.0, 1e6)]})
     assert heard(excluded) == [alert for alert in heard(Rules()) if alert.reference != film]
@@ -198,7 +188,7 @@ def test_going_on_from_a_snapshot_tells_what_never_stopping_tells(cut: int, free
             if n == broken_at:
                 kept, watching = watching.snapshot({"n": n}), watch(library)
                 alerts += watching.restore(kept).alerts
-            alerts += alerts_of(watching, AIR, n, n + 1)
+            alerts += told(watching, AIR, n, n + 1)
         return alerts + watching.finish()
 
     unbroken = heard(None)

@@ -21,6 +21,8 @@ from reference_db.registration import register
 from reference_db.store.catalog import Catalog
 from tests.support import media
 
+pytestmark = pytest.mark.slow  # a real serve
+
 FPS = 5
 FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), 30.0)
 OTHER = Film("other", "Other", 88, ("marble", "wheel", "patchwork", "cells"), 3600.0)

@@ -17,6 +17,8 @@ from tests.support import media
 from tests.support.live_stream import Air, on_air
 from tests.support.serve_process import Serve, until
 
+pytestmark = pytest.mark.slow  # a real serve on live channels
+
 FPS, LENGTH_S = 5, 60
 FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), float(LENGTH_S))
 CHANNEL = {"channel": "ch"}

@@ -14,6 +14,8 @@ from monitor.alerting.outbox import History, Outbox
 from monitor.demo.broadcast import Transmitter
 from tests.support.serve_runs import PATIENCE_S, House, Life, build_house, told
 
+pytestmark = pytest.mark.slow  # kills a real serve again and again
+
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> House:

@@ -5,8 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from monitor.demo.films import Film
 from tests.support import media
+
+pytestmark = pytest.mark.system  # ffmpeg
 
 ROOT = Path(__file__).parents[2]
 FILM = Film("film", "The Film", 77, ("hills", "face", "city"), 12.0)

@@ -55,6 +55,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(SCRIPT.parents[1])}
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_where_an_unbroken_one_does(videos: Path, tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     subprocess.run(command(videos, whole), check=True, env=environment(), capture_output=True)

@@ -61,6 +61,7 @@ def weights(path: Path) -> NDArray[np.float32]:
     return np.concatenate([w.detach().numpy().ravel() for w in load_mask_step(path).parameters()])
 
 
+@pytest.mark.slow
 def test_it_learns_to_read_planted_copies(tmp_path: Path) -> None:
     recipe = replace(SHORT, epochs=3, pairs_per_epoch=1920)
     figures = train_vsal.train(planted_bank(), tmp_path, recipe)
@@ -72,6 +73,7 @@ def test_it_learns_to_read_planted_copies(tmp_path: Path) -> None:
     assert [line["epoch"] for line in log] == [1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_sequence_encoder", [False, True])
 def test_a_run_in_pieces_ends_with_the_same_weights(tmp_path: Path, with_sequence_encoder: bool) -> None:
     bank, whole, pieces = planted_bank(4), tmp_path / "whole", tmp_path / "pieces"
@@ -126,6 +128,7 @@ def test_average_precision_of_a_ranking_by_hand() -> None:
     )
 
 
+@pytest.mark.slow
 def test_from_videos_to_weights_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     videos = tmp_path / "videos"
     videos.mkdir()

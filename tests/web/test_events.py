@@ -66,6 +66,7 @@ def test_alerts_are_told_as_they_come_and_from_where_a_listener_stopped(tmp_path
         assert json.loads(reviewed["data"])["review"]["by"] == "ada"
 
 
+@pytest.mark.slow
 def test_a_listener_that_does_not_read_is_dropped_and_delays_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

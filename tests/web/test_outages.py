@@ -8,10 +8,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from monitor.alerting.webhooks import WebhookStore
 from monitor.config.settings import ChannelSettings
 from tests.support.serve_process import until
 from tests.support.web_only import Door
+
+pytestmark = pytest.mark.slow  # waits for real outages
 
 
 class Channel:

@@ -12,6 +12,8 @@ from monitor.web.auth.gatekeeper import SCOPES
 from tests.support.schema_calls import call, call_everything, parameters, what_is_there
 from tests.support.web_server import Client, Serving
 
+pytestmark = pytest.mark.slow  # thousands of requests
+
 CALLS = 8  # of each operation, in each way
 
 

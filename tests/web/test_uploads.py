@@ -19,7 +19,7 @@ from monitor.web.routes import references
 from reference_db.library import ReferenceLibrary
 from reference_db.store.catalog import Catalog
 from tests.support import media
-from tests.support.recorded_channel import RecordedChannel
+from tests.support.recorded_channel import Studio
 from tests.support.web_only import Door
 from tests.support.web_server import Client, Reply
 
@@ -60,10 +60,10 @@ def over(client: Client, id: str) -> dict[str, Any]:
 
 
 def test_a_removal_while_somebody_writes_is_done_after_it(
-    tmp_path: Path, recorded: RecordedChannel, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(references, "BUSY_S", 0.0)
-    shutil.copytree(recorded.settings.data_dir, tmp_path / "data")
+    shutil.copytree(studio.settings.data_dir, tmp_path / "data")
     with Door(tmp_path / "data") as door:
         client = door.client()
         with Catalog.open(tmp_path / "data", write=True):
@@ -203,6 +203,7 @@ def test_not_more_uploads_than_can_be_taken(door: Door) -> None:
     wait_until(lambda: left_lying(door) == [])
 
 
+@pytest.mark.slow
 def test_what_was_accepted_is_done_after_a_crash(tmp_path: Path, clip: bytes) -> None:
     jobs = Jobs(tmp_path)
     ids = [new_id(), new_id()]  # one was being worked on, one has lost its file
@@ -221,6 +222,7 @@ def test_what_was_accepted_is_done_after_a_crash(tmp_path: Path, clip: bytes) ->
         assert left_lying(door) == []
 
 
+@pytest.mark.slow
 def test_an_export_is_imported(door: Door, clip: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     video = elsewhere / "home.mp4"

@@ -310,6 +310,7 @@ def killed_while_reindexing(folder: Path, call: str, n: int) -> bool:
     return in_child(work, folder, ["-f", "-e", f"trace={call}", "-e", f"inject={call}:signal=SIGKILL:when={n}"]).killed
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("call", "n"), REBUILT_AT)
 def test_an_index_whose_making_was_killed_leaves_the_old_one_or_is_the_new_one(
     eight: Path, tmp_path: Path, call: str, n: int

@@ -6,6 +6,8 @@ from reference_db.store import sqlite
 from tests.chaos import power, random_kills, storage
 from tests.chaos.operations import OPERATIONS, WRONG, Operation
 
+pytestmark = pytest.mark.system  # strace
+
 SYNCS = ("fsync", "fdatasync", "rename", "unlink", "pwrite64")  # between these every wrong order shows
 
 

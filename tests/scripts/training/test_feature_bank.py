@@ -59,6 +59,7 @@ def test_raw_pictures_come_at_even_moments(tmp_path: Path) -> None:
         assert np.array_equal(picture, every[int(np.ceil(k * 10 / 4 - 1e-6))])
 
 
+@pytest.mark.slow
 def test_a_bank_holds_clean_and_edited_takes_and_is_made_once(tmp_path: Path) -> None:
     for seed in range(2):
         write_clip(tmp_path / f"clip{seed}.mp4", seconds=10, seed=seed)
@@ -90,6 +91,7 @@ def test_a_bank_holds_clean_and_edited_takes_and_is_made_once(tmp_path: Path) ->
     assert np.array_equal(again.rows, bank.rows)
 
 
+@pytest.mark.slow
 def test_another_plan_is_another_bank(tmp_path: Path) -> None:
     write_clip(tmp_path / "a.mp4", seconds=6, seed=0)
     encoder = tiny_encoder(tmp_path / "tiny.pt")
