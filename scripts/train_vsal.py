@@ -358,7 +358,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arg = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arg.add_argument("videos", type=Path, help="a folder of .mp4 files")
     arg.add_argument("out", type=Path)
-    arg.add_argument("--encoder", type=Path, help="a TorchScript or safetensors encoder (default: the shipped one)")
+    arg.add_argument("--encoder", type=Path, help="an ONNX or safetensors encoder (default: the shipped one)")
     arg.add_argument("--cache", type=Path, help="where banks are kept (default: OUT_DIR/bank)")
     arg.add_argument("--recipe", choices=RECIPES, default="paper")
     arg.add_argument("--sequence-encoder", choices=("on", "off"), default="off")

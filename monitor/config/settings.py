@@ -269,7 +269,7 @@ class Settings(BaseSettings):
         default_factory=default_data_dir, description="Where all state lives: references, features, alerts."
     )
     encoder: WholePath | None = Field(
-        default=None, description="TorchScript file of another 512-number encoder; the shipped one when left out."
+        default=None, description="ONNX file of another 512-number encoder; the shipped one when left out."
     )
     channels: Annotated[list[ChannelSettings], AfterValidator(_unique_names)] = Field(
         default_factory=list, description="The broadcasts to watch."

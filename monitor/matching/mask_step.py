@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from monitor.errors import ConfigError
 from monitor.matching.tiles import HALO, INNER_COLUMNS, TILE_ROWS, SimilarityTile, TileMaps
-from reference_db.features.engines import Arrays, Engine, fastest
+from reference_db.features.engines import Arrays, Engine, compile_network
 from reference_db.store.disk import write_file
 
 SHIPPED_WEIGHTS = Path(__file__).parent / "weights" / "mask_step.safetensors"
@@ -116,7 +116,7 @@ class TileReader:
     def __init__(self, net: MaskStepNet, *, threads: int = 1) -> None:
         def engine(columns: int) -> Engine:
             blank = torch.zeros(1, 1, TILE_ROWS, columns + 2 * HALO)  # one a call: more are no cheaper a tile
-            return fastest(_NewestRows(net), (blank, blank), threads=threads)
+            return compile_network(_NewestRows(net), (blank, blank), threads=threads)
 
         self._engines = {columns: engine(columns) for columns in (NARROW_COLUMNS, INNER_COLUMNS)}
 

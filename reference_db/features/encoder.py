@@ -9,9 +9,12 @@ on its picture alone, never on its company, and live and reference features agre
 from __future__ import annotations
 
 import hashlib
+import io
+import shlex
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,7 +28,7 @@ from torch import Tensor, nn
 from reference_db.errors import CatalogError
 from reference_db.features.borders import RULES as BORDERS
 from reference_db.features.borders import without_borders
-from reference_db.features.engines import Arrays, Engine, fastest
+from reference_db.features.engines import Arrays, Engine, compile_network, has_openvino, last_line, onnx_engine
 from reference_db.media.frames import PICTURE_SHORT_SIDE
 from reference_db.store.references import FEATURE_SIZE
 
@@ -38,8 +41,11 @@ WEIGHTS = Path(__file__).parent / "weights" / "frame_encoder.safetensors"
 LOOK_BACK_S = 15  # seconds before its own that a sequence feature may depend on
 N_HEADS, HIDDEN = 8, 1024
 
-# What a TorchScript encoder of others expects: RGB from 0 to 1, less ImageNet's mean, over its spread.
+# What an ONNX encoder expects: RGB from 0 to 1, less ImageNet's mean, over its spread.
+NETWORK_INPUT = (1, 3, PICTURE_SIDE, PICTURE_SIDE)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+EXPORT = f"torch.onnx.export(model.eval(), (torch.zeros{NETWORK_INPUT},), 'encoder.onnx', external_data=False)"
+EXTERNAL_WEIGHTS = b"\n\x08location\x12"  # in ONNX files whose weights lie in another, which the id would not cover
 
 STAGES = (  # expansion, channels, blocks, stride, kernel
     (1, 16, 1, 1, 3),
@@ -191,10 +197,10 @@ def squeeze(picture: NDArray[np.uint8], side: int = PICTURE_SIDE) -> NDArray[np.
 
 
 def load_encoder(path: Path | None = None, *, threads: int = 1) -> Encoder:
-    """The shipped encoder, or the one in the file: .safetensors of scripts/train_encoder.py, or any TorchScript (.pt).
+    """The shipped encoder, or the one in the file: .safetensors of scripts/train_encoder.py, or any ONNX model.
 
     A .sha256 file beside .safetensors is compared. Sets the number of threads that torch uses in this process. Raises
-    CatalogError when the file is missing, damaged or gives anything but 512 numbers.
+    CatalogError when the file is missing, damaged, of another format or does not return 512 numbers.
     """
     torch.set_num_threads(threads)
     source = WEIGHTS if path is None else path
@@ -204,7 +210,7 @@ def load_encoder(path: Path | None = None, *, threads: int = 1) -> Encoder:
         raise CatalogError(f"cannot read the encoder {source}: {error.strerror}") from error
     if source.suffix == ".safetensors":
         return _load_own(source, content, must_check=path is None, threads=threads)
-    return _load_script(source, content)
+    return _load_onnx(source, content, threads=threads)
 
 
 def _load_own(source: Path, content: bytes, must_check: bool, threads: int) -> Encoder:
@@ -216,26 +222,50 @@ def _load_own(source: Path, content: bytes, must_check: bool, threads: int) -> E
         network.load_state_dict({name: tensor.float() for name, tensor in load_safetensors(content).items()})
     except (SafetensorError, RuntimeError) as error:
         raise CatalogError(f"{source} holds no frame encoder: {str(error).splitlines()[0]}") from error
-    return Encoder(fastest(OnSquares(network), (BLANK,), threads=threads), f"lite0-{_id_hash(digest)}")
+    return Encoder(compile_network(OnSquares(network), (BLANK,), threads=threads), f"lite0-{_id_hash(digest)}")
 
 
-def _load_script(source: Path, content: bytes) -> Encoder:
-    mean, std = torch.tensor(IMAGENET_MEAN).view(3, 1, 1), torch.tensor(IMAGENET_STD).view(3, 1, 1)
+def _load_onnx(source: Path, content: bytes, threads: int) -> Encoder:
+    if _is_torchscript(content):
+        raise CatalogError(f"{source} is a TorchScript file, not ONNX; this converts it: {_conversion(source)}")
+    if EXTERNAL_WEIGHTS in content:
+        raise CatalogError(f"{source} has its weights in another file; export it again with external_data=False")
+    if not has_openvino():
+        raise CatalogError(f"{source} cannot be run: ONNX encoders need OpenVINO (pip install openvino)")
+    mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
     try:
-        script = torch.jit.load(str(source), map_location="cpu").eval()  # type: ignore[no-untyped-call]
+        engine = onnx_engine(content, NETWORK_INPUT, threads)
 
         def run(squares: Sequence[Arrays]) -> list[Arrays]:
-            with torch.inference_mode():
-                pixels = (torch.from_numpy(square).permute(0, 3, 1, 2).float() / 255 for (square,) in squares)
-                return [(F.normalize(cast(Tensor, script((x - mean) / std)), dim=-1).numpy(),) for x in pixels]
+            pixels = [square.transpose(0, 3, 1, 2).astype(np.float32) / 255 for (square,) in squares]
+            return [(_unit(rows),) for (rows,) in engine([((x - mean) / std,) for x in pixels])]
 
         ((row,),) = run([(BLANK.numpy(),)])
-    except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[-1]
-        raise CatalogError(f"{source} is no TorchScript encoder of pictures: {reason}") from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise CatalogError(f"{source} is not an ONNX encoder ({last_line(error)}); {EXPORT} writes one") from error
     if row.shape != (1, FEATURE_SIZE):
-        raise CatalogError(f"{source} gives {row.shape} for one picture; an encoder must give (1, {FEATURE_SIZE})")
-    return Encoder(run, f"script-{_id_hash(hashlib.sha256(content).hexdigest())}")
+        raise CatalogError(f"{source} returns {row.shape} for one picture; an encoder must return (1, {FEATURE_SIZE})")
+    return Encoder(run, f"onnx-{_id_hash(hashlib.sha256(content).hexdigest())}")
+
+
+def _is_torchscript(content: bytes) -> bool:
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            return any("/code/" in name for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
+
+
+def _conversion(source: Path) -> str:
+    onnx = source.with_suffix(".onnx")
+    export = (
+        f"torch.onnx.export(torch.jit.load({str(source)!r}), torch.zeros{NETWORK_INPUT}, {str(onnx)!r}, dynamo=False)"
+    )
+    return "pip install onnx && " + shlex.join(["python", "-c", f"import torch; {export}"])
+
+
+def _unit(rows: NDArray[Any]) -> NDArray[np.float32]:
+    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12), np.float32)
 
 
 def written_sha256(source: Path) -> str:

@@ -1,9 +1,9 @@
-"""Engines: what runs a trained network fastest on this machine.
+"""Engines: run a trained network on this machine's CPU.
 
-OpenVINO where it is installed and can compile for this CPU, else torch itself. Both compute in 32-bit floats and agree
-within 1e-3 in the cosine of a feature row (1e-6 where it was measured), so rows made by one may be compared with rows
-made by the other and carry the same encoder_id. A network is compiled for fixed shapes, and what comes out for one
-input depends on that input alone: not on those before it, nor on the number of threads.
+OpenVINO where it is installed and can compile for this CPU, else torch itself, at about half the speed. Both compute in
+32-bit floats and agree within 1e-3 in the cosine of a feature row (1e-6 where it was measured), so rows made by one may
+be compared with rows made by the other and carry the same encoder_id. A network is compiled for fixed shapes, and an
+output depends on its input alone: not on the inputs before it, nor on the number of threads.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -26,98 +25,111 @@ Arrays: TypeAlias = tuple[NDArray[Any], ...]
 Engine: TypeAlias = Callable[[Sequence[Arrays]], list[Arrays]]  # the outputs of each tuple of inputs, in order
 
 
-def fastest(network: nn.Module, example: tuple[Tensor, ...], *, threads: int = 1) -> Engine:
-    """The network compiled for inputs of the example's shapes; `network` must give a tuple of tensors."""
-    network = copy.deepcopy(network).eval().requires_grad_(False)  # whoever trains it goes on
-    return with_openvino(network, example, threads) or with_torch(network, example)
+def compile_network(network: nn.Module, example: tuple[Tensor, ...], *, threads: int = 1) -> Engine:
+    """An engine for inputs of the example's shapes; `network` must return a tuple of tensors."""
+    network = copy.deepcopy(network).eval().requires_grad_(False)  # the caller may continue to train it
+    return openvino_engine(network, example, threads) or torch_engine(network)
 
 
-def with_openvino(network: nn.Module, example: tuple[Tensor, ...], threads: int = 1) -> Engine | None:
-    """By OpenVINO, `threads` inputs at a time; None where it is not installed or cannot be used here."""
-    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # importing OpenVINO would report it
-    try:
-        import openvino
-        from openvino.frontend import FrontEndManager
-        from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
-    except ImportError:
+def openvino_engine(network: nn.Module, example: tuple[Tensor, ...], threads: int = 1) -> Engine | None:
+    """The network on OpenVINO, `threads` inputs at a time; None where it is not installed or cannot be used here."""
+    if not has_openvino():
         return None
+    from reference_db.features.openvino_graph import openvino_model
+
     try:
-        # Through the front end itself: `openvino.convert_model` would report its use to OpenVINO's makers.
-        decoder = TorchScriptPythonDecoder(_traced(network, example))
-        front_end = FrontEndManager().load_by_framework("pytorch")
-        loaded = front_end.load(decoder)
-        model = front_end.convert(loaded)
-        model.reshape({port: list(x.shape) for port, x in zip(model.inputs, example, strict=True)})
-        exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": threads}
-        compiled = openvino.Core().compile_model(model, "CPU", exact)
-        requests = [_Request(compiled) for _ in range(threads)]
+        return _compile(openvino_model(network, example), threads)
     except RuntimeError as error:
-        logger.warning("OpenVINO cannot run the network here, torch does: %s", str(error).strip().splitlines()[-1])
+        logger.warning("OpenVINO cannot run the network here, torch does: %s", last_line(error))
         return None
+
+
+def onnx_engine(content: bytes, shape: tuple[int, ...], threads: int = 1) -> Engine:
+    """An ONNX model of one input on OpenVINO, which must be installed. Raises RuntimeError where it cannot be run."""
+    import openvino
+
+    model = openvino.Core().read_model(content)
+    if (n_inputs := len(model.inputs)) != 1 or (n_outputs := len(model.outputs)) != 1:
+        raise RuntimeError(f"it has {n_inputs} inputs and {n_outputs} outputs, not one of each")
+    model.reshape(list(shape))
+    return _compile(model, threads)
+
+
+def has_openvino() -> bool:
+    """Whether OpenVINO can be imported; call this before any import of it."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # it would report our use of OpenVINO
+    try:
+        import openvino  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def last_line(error: Exception) -> str:
+    """The reason in an error of OpenVINO, which begins with places in its source."""
+    return str(error).strip().splitlines()[-1]
+
+
+def _compile(model: Any, threads: int) -> Engine:
+    import openvino
+
+    exact = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": threads}
+    compiled = openvino.Core().compile_model(model, "CPU", exact)
+    requests = [_Request(compiled) for _ in range(threads)]
 
     def run(inputs: Sequence[Arrays]) -> list[Arrays]:
         if threads == 1:
-            return [requests[0].results_at_once(arrays) for arrays in inputs]
+            return [requests[0].infer(arrays) for arrays in inputs]
         outputs: list[Arrays] = []
         for n, arrays in enumerate(inputs):
             request = requests[n % threads]
             if n >= threads:
-                outputs.append(request.results())
+                outputs.append(request.wait())
             request.start(arrays)
-        outputs += [requests[n % threads].results() for n in range(len(outputs), len(inputs))]
+        outputs += [requests[n % threads].wait() for n in range(len(outputs), len(inputs))]
         return outputs
 
     return run
 
 
 class _Request:
-    """One inference of OpenVINO's at a time, in memory of its own: copied into and out of, which is cheaper than to
-    hand arrays over."""
+    """One inference of OpenVINO at a time, in memory of its own: to copy in and out is cheaper than to pass arrays."""
 
     def __init__(self, compiled: Any) -> None:
         self._request = compiled.create_infer_request()
         self._inputs = [self._request.get_input_tensor(n).data for n in range(len(compiled.inputs))]
         self._outputs = [self._request.get_output_tensor(n).data for n in range(len(compiled.outputs))]
 
+    def infer(self, arrays: Arrays) -> Arrays:
+        """The outputs, computed in the calling thread."""
+        self._fill(arrays)
+        self._request.infer(share_outputs=True)
+        return self._copies()
+
     def start(self, arrays: Arrays) -> None:
         self._fill(arrays)
         self._request.start_async()
 
-    def results(self) -> Arrays:
+    def wait(self) -> Arrays:
+        """The outputs of the inference that was started."""
         self._request.wait()
-        return self._taken()
-
-    def results_at_once(self, arrays: Arrays) -> Arrays:
-        """Computed in the calling thread."""
-        self._fill(arrays)
-        self._request.infer(share_outputs=True)
-        return self._taken()
+        return self._copies()
 
     def _fill(self, arrays: Arrays) -> None:
         for own, array in zip(self._inputs, arrays, strict=True):
             np.copyto(own, array)
 
-    def _taken(self) -> Arrays:
+    def _copies(self) -> Arrays:
         return tuple(np.array(own) for own in self._outputs)
 
 
-def with_torch(network: nn.Module, example: tuple[Tensor, ...]) -> Engine:
-    """By torch, with the weights packed for this machine: half the time of calling the module."""
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    packed = torch.jit.optimize_for_inference(_traced(network, example))
-    with torch.inference_mode():
-        for _ in range(3):  # the first runs of a trace are slower and may round differently
-            packed(*example)
+def torch_engine(network: nn.Module) -> Engine:
+    """The network on torch, for any shape."""
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # a sixth faster
 
     def run(inputs: Sequence[Arrays]) -> list[Arrays]:
         with torch.inference_mode():
-            results = (packed(*(torch.from_numpy(array) for array in arrays)) for arrays in inputs)
+            results = (network(*(torch.from_numpy(array) for array in arrays)) for arrays in inputs)
             return [tuple(tensor.numpy() for tensor in result) for result in results]
 
     return run
-
-
-def _traced(network: nn.Module, example: tuple[Tensor, ...]) -> Any:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # tracing is called deprecated; what is to replace it needs a C++ compiler
-        return torch.jit.trace(network, example, check_trace=False)  # type: ignore[no-untyped-call]

@@ -9,19 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from torch import Tensor, nn
 
 from monitor.cli import main
 from tests.support.media import write_film
-
-
-class Grid(nn.Module):
-    """A small honest encoder: the colours of 13 x 13 parts of the picture, and five constants."""
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        parts = torch.nn.functional.adaptive_avg_pool2d(pictures, 13).flatten(1)
-        return torch.cat([parts, torch.full((parts.shape[0], 5), 0.01)], dim=1)
+from tests.support.onnx_encoders import write_grid
 
 
 @dataclass(frozen=True)
@@ -40,9 +31,7 @@ Run = Callable[..., Ended]
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("encoder") / "grid.pt"
-    torch.jit.script(Grid()).save(str(path))  # type: ignore[no-untyped-call]
-    return path
+    return write_grid(tmp_path_factory.mktemp("encoder") / "grid.onnx", last=0.01)
 
 
 @pytest.fixture(scope="module")

@@ -48,12 +48,12 @@ def test_without_a_data_folder_of_the_desktop_the_home_has_one(monkeypatch: pyte
 def test_the_file_is_read_and_its_paths_start_at_its_folder(tmp_path: Path) -> None:
     config = written(
         tmp_path,
-        "data_dir: state\nencoder: /opt/sscd.pt\nchannels:\n  - {name: five, url: 'udp://239.0.0.1:1234'}\n"
+        "data_dir: state\nencoder: /opt/sscd.onnx\nchannels:\n  - {name: five, url: 'udp://239.0.0.1:1234'}\n"
         "alerting:\n  output: ../alerts.jsonl\nweb:\nlogging:\n  level: debug\n",
     )
     settings = load_settings(config)
     assert settings.data_dir == tmp_path / "state"
-    assert settings.encoder == Path("/opt/sscd.pt")
+    assert settings.encoder == Path("/opt/sscd.onnx")
     assert settings.channels == [ChannelSettings(name="five", url="udp://239.0.0.1:1234", mode="auto")]
     assert settings.alerting.output == tmp_path.parent / "alerts.jsonl"
     assert settings.web.port == 8080  # `web:` with nothing under it means its defaults

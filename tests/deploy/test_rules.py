@@ -18,18 +18,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from numpy.typing import NDArray
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from monitor.demo.films import Film
-from reference_db.features.encoder import IMAGENET_MEAN, IMAGENET_STD, PICTURE_SIDE, WEIGHTS, FrameEncoder, load_encoder
+from reference_db.features.encoder import load_encoder
 from reference_db.registration import register
 from reference_db.store.catalog import Catalog
 from tests.support import media
 from tests.support.live_stream import Air, WebServer
+from tests.support.onnx_encoders import write_slow
 from tests.support.promql_queries import ROOT, faults
 from tests.support.serve_process import Serve, until
 
@@ -90,36 +88,13 @@ def test_the_operations_page_has_the_same_runbooks() -> None:
 # --- fired by real faults ---------------------------------------------------------------------------------------------
 
 
-class Heavy(nn.Module):
-    """The shipped frame encoder as TorchScript, which takes long for a bright picture."""
-
-    def __init__(self, network: FrameEncoder, n_rounds: int) -> None:
-        super().__init__()
-        self.network = torch.jit.trace(network, torch.zeros(1, 3, PICTURE_SIDE, PICTURE_SIDE))  # type: ignore[no-untyped-call]
-        self.mean = torch.tensor(IMAGENET_MEAN).view(3, 1, 1)
-        self.std = torch.tensor(IMAGENET_STD).view(3, 1, 1)
-        self.n_rounds = n_rounds
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        light = pictures * self.std + self.mean
-        squares = (light * 255.0 - 127.0) / 128.0
-        rows: Tensor = self.network(squares)
-        if bool(light.mean() > 0.5):
-            for _ in range(self.n_rounds):
-                rows = self.network(squares + rows.mean() * 0.0)
-        return rows
-
-
 def write_heavy(path: Path, turn_s: float) -> Path:
     """Writes such an encoder, which takes about `turn_s` for a bright picture on this machine."""
-    network = FrameEncoder().eval()
-    network.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()})
     bright, n_rounds = np.full((90, 160, 3), 255, np.uint8), 20
-    torch.jit.script(Heavy(network, n_rounds)).save(str(path))  # type: ignore[no-untyped-call]
+    write_slow(path, n_rounds)
     encoder = load_encoder(path)
     took_s = min(timeit.repeat(lambda: encoder.encode([bright]), number=1, repeat=4))  # the first compiles
-    torch.jit.script(Heavy(network, round(n_rounds * turn_s / took_s))).save(str(path))  # type: ignore[no-untyped-call]
-    return path
+    return write_slow(path, round(n_rounds * turn_s / took_s))
 
 
 def write_air(path: Path, film: Film, *, bright: bool = False) -> Path:
@@ -208,14 +183,14 @@ scrape_configs:
 
 @pytest.mark.system
 def test_real_faults_fire_them(prometheus: Prometheus, tmp_path: Path) -> None:
-    encoder = write_heavy(tmp_path / "heavy.pt", turn_s=2.5)
+    encoder = write_heavy(tmp_path / "heavy.onnx", turn_s=2.5)
     film = write_air(tmp_path / "film.ts", FILM)
     with Catalog.open(tmp_path / "data", write=True) as catalog:
         register(film, catalog, load_encoder(encoder))
     other = write_air(tmp_path / "other.ts", OTHER)
     hard = write_air(tmp_path / "hard.ts", OTHER, bright=True)
     config = tmp_path / "copywatch.yaml"
-    common = "data_dir: data\nencoder: heavy.pt\nalerting: {output: out/alerts.jsonl}\nweb: {port: 0}\nchannels:\n"
+    common = "data_dir: data\nencoder: heavy.onnx\nalerting: {output: out/alerts.jsonl}\nweb: {port: 0}\nchannels:\n"
     with ExitStack() as stack:
         dying = ExitStack()
         stack.callback(dying.close)

@@ -15,34 +15,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from torch import Tensor, nn
 
 from reference_db.features.encoder import load_encoder
 from reference_db.registration import register
 from reference_db.store.catalog import Catalog
 from tests.support import media
 from tests.support.live_stream import Air, on_air
+from tests.support.onnx_encoders import write_hanging
 from tests.support.running_source import FPS, LENGTH_S, write_air
 from tests.support.serve_process import Serve, until
 
 pytestmark = pytest.mark.system  # strace
 
 ALL_WELL = dict.fromkeys(("index", "outbox", "compute", "outbox writer", "refresher"), "ok")
-
-
-class Snare(nn.Module):
-    """A TorchScript encoder that never comes back from a white picture."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.project = nn.Linear(192, 512)
-
-    def forward(self, pictures: Tensor) -> Tensor:
-        while bool(pictures.mean() > 2.0):  # white is 2.2 to 2.6 by ImageNet's mean and spread
-            pictures = pictures * 1.0
-        rows: Tensor = self.project(nn.functional.adaptive_avg_pool2d(pictures, (8, 8)).flatten(1))
-        return rows
 
 
 @dataclass(frozen=True)
@@ -66,8 +51,7 @@ class House:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("house")
-    encoder = folder / "snare.pt"
-    torch.jit.script(Snare()).save(str(encoder))  # type: ignore[no-untyped-call]
+    encoder = write_hanging(folder / "hanging.onnx")
     film = write_air(folder / "film.ts", seed=5)
     with Catalog.open(folder / "data", write=True) as catalog:
         register(film, catalog, load_encoder(encoder))
@@ -78,7 +62,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     config = folder / "copywatch.yaml"
     with on_air(air) as web, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         config.write_text(
-            f"data_dir: data\nencoder: snare.pt\nweb: {{port: 0, probes_port: 0}}\nchannels:\n"
+            f"data_dir: data\nencoder: hanging.onnx\nweb: {{port: 0, probes_port: 0}}\nchannels:\n"
             f'  - {{name: works, url: "http://127.0.0.1:{web.port}/x.ts", mode: exact}}\n'
             f'  - {{name: dead, url: "http://127.0.0.1:9/x.ts"}}\n'
         )

@@ -34,7 +34,7 @@ from tests.support.media import write_film, write_numbered, write_sound
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("encoder") / "patches.pt"
+    path = tmp_path_factory.mktemp("encoder") / "patches.onnx"
     patches_encoder(path)
     return path
 
@@ -221,8 +221,8 @@ def test_an_imported_id_that_is_taken_may_be_changed(library: ReferenceLibrary, 
 
 
 def test_an_export_of_another_encoder_is_refused_with_what_to_do(exported: Path, tmp_path: Path) -> None:
-    patches_encoder(tmp_path / "newer.pt", version=0.5)
-    library = ReferenceLibrary(tmp_path / "library", tmp_path / "newer.pt")
+    patches_encoder(tmp_path / "newer.onnx", version=0.5)
+    library = ReferenceLibrary(tmp_path / "library", tmp_path / "newer.onnx")
     with pytest.raises(EncoderMismatch, match="copywatch refs add FILE"):
         library.import_(exported)
     assert library.list().references == ()

@@ -7,10 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor, nn
 
 from reference_db.errors import CatalogError, EncoderMismatch, MediaError, ReferenceExists
 from reference_db.features.encoder import Encoder, load_encoder
@@ -19,29 +16,16 @@ from reference_db.registration import QualityReport, hygiene, register, safe_id
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog, ReferenceId
 from tests.support.media import picture, write_clip, write_film, write_sound
-
-
-class Patches(nn.Module):
-    """The mean colours of 13 x 13 patches: 507 numbers, and 5 that say which version this is."""
-
-    def __init__(self, version: float) -> None:
-        super().__init__()
-        self.version = version
-
-    def forward(self, x: Tensor) -> Tensor:
-        patches = F.adaptive_avg_pool2d(x, (13, 13)).flatten(1)
-        patches = patches - patches.mean(dim=1, keepdim=True)
-        return F.pad(patches, (0, 5), value=self.version)
+from tests.support.onnx_encoders import write_grid
 
 
 def patches_encoder(path: Path, version: float = 0.0) -> Encoder:
-    torch.jit.script(Patches(version)).save(str(path))  # type: ignore[no-untyped-call]
-    return load_encoder(path)
+    return load_encoder(write_grid(path, last=version, around_mean=True))
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
-    return patches_encoder(tmp_path_factory.mktemp("encoder") / "patches.pt")
+    return patches_encoder(tmp_path_factory.mktemp("encoder") / "patches.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +115,7 @@ def test_stems_are_made_safe(stem: str, id: str) -> None:
 
 
 def test_a_file_registered_with_another_encoder_is_replaced(tmp_path: Path, encoder: Encoder, film: Path) -> None:
-    newer = patches_encoder(tmp_path / "newer.pt", version=0.5)
+    newer = patches_encoder(tmp_path / "newer.onnx", version=0.5)
     assert newer.encoder_id != encoder.encoder_id
     other = write_film(tmp_path / "other.mp4", seed=2, seconds=4)
     with Catalog.open(tmp_path, write=True) as catalog:

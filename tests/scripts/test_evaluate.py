@@ -14,12 +14,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor, nn
-from torch.nn import functional
 
 from evaluation.ablations import ROWS
 from monitor.matching.mask_step import save_mask_step
 from tests.support import media
+from tests.support.onnx_encoders import write_grid
 from tests.support.planted_features import plain_net
 
 torch.set_num_threads(1)
@@ -48,22 +47,14 @@ def load_script() -> Callable[[Sequence[str]], int]:
 main = load_script()
 
 
-class Grid(nn.Module):
-    """Thirteen by thirteen cells of colour, around their mean."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        cells = functional.adaptive_avg_pool2d(x, (13, 13)).flatten(1)
-        return functional.pad(cells - cells.mean(1, keepdim=True), [0, 5])
-
-
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What every command is told: the encoder, the network and a shelf of features."""
     folder = tmp_path_factory.mktemp("weights")
-    torch.jit.script(Grid()).save(str(folder / "grid.pt"))  # type: ignore[no-untyped-call]
+    write_grid(folder / "grid.onnx", around_mean=True)
     save_mask_step(plain_net(), folder / "net.safetensors", trained_on="grid", configuration={})
     return [
-        *("--encoder", str(folder / "grid.pt")),
+        *("--encoder", str(folder / "grid.onnx")),
         *("--mask-step", str(folder / "net.safetensors")),
         *("--cache", str(folder / "cache")),
         *("--sequence", str(folder / "nothing")),

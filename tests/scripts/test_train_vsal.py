@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from monitor.matching.mask_step import load_mask_step
-from tests.support.training_clips import tiny_encoder, write_clip
+from tests.support.onnx_encoders import write_grid
+from tests.support.training_clips import write_clip
 from training.feature_bank import CLEAN, EDITED, FeatureBank, bank_of
 
 torch.set_num_threads(1)
@@ -134,7 +135,7 @@ def test_from_videos_to_weights_on_the_command_line(tmp_path: Path, capsys: pyte
     videos.mkdir()
     for seed in range(3):
         write_clip(videos / f"clip{seed}.mp4", seconds=12, seed=seed)
-    encoder = tiny_encoder(tmp_path / "tiny.pt")
+    encoder = write_grid(tmp_path / "tiny.onnx")
     command = [str(videos), str(tmp_path / "out"), "--encoder", str(encoder), "--cache", str(tmp_path / "cache")]
     train_vsal.main([*command, "--epochs", "1", "--pairs-per-epoch", "64", "--batch-size", "32", "--coverage", "0.1"])
     told = json.loads(capsys.readouterr().out)

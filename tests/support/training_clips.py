@@ -7,23 +7,6 @@ from pathlib import Path
 
 import av
 import numpy as np
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-
-class TinyEncoder(nn.Module):
-    """A picture's 13 x 13 thumbnail, as a unit row of 512."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        thumbnail = F.adaptive_avg_pool2d(x, 13).flatten(1)
-        return F.normalize(F.pad(thumbnail, (0, 5)), dim=1)
-
-
-def tiny_encoder(path: Path) -> Path:
-    """A TorchScript encoder on disk."""
-    torch.jit.script(TinyEncoder()).save(str(path))  # type: ignore[no-untyped-call]
-    return path
 
 
 def write_clip(path: Path, *, seconds: int, seed: int, fps: int = 10) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,6 +22,7 @@ from monitor.demo.media import PROGRAMME, REFERENCES
 from reference_db.errors import CatalogError
 from reference_db.features.encoder import (
     BLANK,
+    EXPORT,
     LOOK_BACK_S,
     N_HEADS,
     PICTURE_SIDE,
@@ -33,8 +37,9 @@ from reference_db.features.encoder import (
     prepare,
     squeeze,
 )
-from reference_db.features.engines import with_openvino, with_torch
+from reference_db.features.engines import openvino_engine, torch_engine
 from reference_db.store.references import FEATURE_SIZE
+from tests.support.onnx_encoders import write_grid
 
 
 def scene(seed: int, height: int = 192, width: int = 256) -> NDArray[np.uint8]:
@@ -102,21 +107,21 @@ def test_the_packed_network_is_the_network(encoder: Encoder) -> None:
 
 def test_engines_agree_and_each_is_the_same_with_more_threads() -> None:
     squares = [(squeeze(scene(seed))[None],) for seed in range(5)]
-    openvino = with_openvino(OnSquares(plain_network()), (BLANK,))
+    openvino = openvino_engine(OnSquares(plain_network()), (BLANK,))
     if openvino is None:
         pytest.skip("OpenVINO has no wheels for this machine")
     by_openvino = np.concatenate([row for (row,) in openvino(squares)])
-    by_torch = np.concatenate([row for (row,) in with_torch(OnSquares(plain_network()), (BLANK,))(squares)])
+    by_torch = np.concatenate([row for (row,) in torch_engine(OnSquares(plain_network()))(squares)])
     assert ((by_openvino * by_torch).sum(axis=1) > 1 - 1e-3).all()
     np.testing.assert_allclose(by_openvino, by_torch, atol=2e-5)
-    in_two_threads = with_openvino(OnSquares(plain_network()), (BLANK,), threads=2)
+    in_two_threads = openvino_engine(OnSquares(plain_network()), (BLANK,), threads=2)
     assert in_two_threads is not None
     assert np.array_equal(np.concatenate([row for (row,) in in_two_threads(squares)]), by_openvino)
 
 
 def test_torch_runs_the_network_where_openvino_is_missing(monkeypatch: pytest.MonkeyPatch, encoder: Encoder) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)  # as if it were not installed
-    assert with_openvino(OnSquares(plain_network()), (BLANK,)) is None
+    assert openvino_engine(OnSquares(plain_network()), (BLANK,)) is None
     without = load_encoder()
     assert without.encoder_id == encoder.encoder_id
     np.testing.assert_allclose(without.encode([scene(1)]), encoder.encode([scene(1)]), atol=2e-5)
@@ -165,16 +170,17 @@ class Shrunk(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.adaptive_avg_pool2d(x, (16, 16)).flatten(1)[:, : self.size]
+        return F.avg_pool2d(x, PICTURE_SIDE // 16).flatten(1)[:, : self.size]
 
 
-def scripted(path: Path, size: int) -> Path:
-    torch.jit.script(Shrunk(size)).save(str(path))  # type: ignore[no-untyped-call]
+def export(model: nn.Module, path: Path, *, external_data: bool = False) -> Path:
+    """Exports the model as the error message recommends."""
+    line = EXPORT.replace("'encoder.onnx'", repr(str(path))).replace("=False", f"={external_data}")
+    exec(line, {"torch": torch, "model": model})
     return path
 
 
-def test_any_torchscript_of_512_numbers_will_do(tmp_path: Path, encoder: Encoder) -> None:
-    other = load_encoder(scripted(tmp_path / "shrunk.pt", 512))
+def check_shrunk(other: Encoder) -> None:
     rows = other.encode([scene(1), scene(2)])
     assert rows.shape == (2, 512)
     np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
@@ -182,20 +188,73 @@ def test_any_torchscript_of_512_numbers_will_do(tmp_path: Path, encoder: Encoder
     red = (corner[..., 0].mean() - 0.485) / 0.229  # as ImageNet's encoders expect
     green = (corner[..., 1].mean() - 0.456) / 0.224
     assert rows[0, 0] / rows[0, 256] == pytest.approx(red / green, rel=1e-3)
-    assert other.encoder_id != encoder.encoder_id
+
+
+def test_an_onnx_model_of_512_numbers_is_an_encoder_with_its_own_id(tmp_path: Path, encoder: Encoder) -> None:
+    path = export(Shrunk(512), tmp_path / "shrunk.onnx")
+    other = load_encoder(path)
+    check_shrunk(other)
+    assert other.encoder_id.startswith("onnx-")
+    assert load_encoder(path, threads=2).encoder_id == other.encoder_id
+    content = onnx.load(path)
+    content.doc_string = "another file"
+    onnx.save(content, tmp_path / "another.onnx")
+    assert load_encoder(tmp_path / "another.onnx").encoder_id != other.encoder_id
+
+
+def test_a_torchscript_file_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    path = tmp_path / "an encoder.pt"
+    shutil.copy(Path(__file__).parent / "torchscript.pt", path)
+    with pytest.raises(CatalogError, match="is a TorchScript file, not ONNX") as refused:
+        load_encoder(path)
+    _, python = str(refused.value).split(" && ")
+    program, *arguments = shlex.split(python)
+    assert program == "python"
+    subprocess.run([sys.executable, *arguments], check=True)
+    check_shrunk(load_encoder(path.with_suffix(".onnx")))
+
+
+def test_weights_beside_the_onnx_file_are_refused_as_the_id_would_not_cover_them(tmp_path: Path) -> None:
+    path = export(nn.Sequential(Shrunk(512), nn.Linear(512, 512)), tmp_path / "two.onnx", external_data=True)
+    with pytest.raises(CatalogError, match="weights in another file; export it again with external_data=False"):
+        load_encoder(path)
+    assert len(load_encoder(export(nn.Sequential(Shrunk(512), nn.Linear(512, 512)), path)).encode([scene(1)])) == 1
+
+
+def test_an_onnx_encoder_needs_openvino(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = write_grid(tmp_path / "grid.onnx")
+    monkeypatch.setitem(sys.modules, "openvino", None)  # as if it were not installed
+    with pytest.raises(CatalogError, match="ONNX encoders need OpenVINO"):
+        load_encoder(path)
 
 
 def test_other_files_are_refused_in_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(CatalogError, match=r"gives \(1, 128\) for one picture"):
-        load_encoder(scripted(tmp_path / "small.pt", 128))
-    (tmp_path / "text.pt").write_text("no weights here")
-    with pytest.raises(CatalogError, match="no TorchScript encoder"):
-        load_encoder(tmp_path / "text.pt")
+    with pytest.raises(CatalogError, match=r"returns \(1, 128\) for one picture"):
+        load_encoder(export(Shrunk(128), tmp_path / "small.onnx"))
+    (tmp_path / "text.onnx").write_text("no weights here")
+    with pytest.raises(CatalogError, match="is not an ONNX encoder") as refused:
+        load_encoder(tmp_path / "text.onnx")
+    assert EXPORT in str(refused.value)
+    torch.save(Shrunk(512).state_dict(), tmp_path / "state.pt")
+    with pytest.raises(CatalogError, match="is not an ONNX encoder"):
+        load_encoder(tmp_path / "state.pt")
     (tmp_path / "text.safetensors").write_text("no weights here")
     with pytest.raises(CatalogError, match="no frame encoder"):
         load_encoder(tmp_path / "text.safetensors")
     with pytest.raises(CatalogError, match="cannot read the encoder"):
-        load_encoder(tmp_path / "missing.pt")
+        load_encoder(tmp_path / "missing.onnx")
+
+
+def test_onnx_models_of_other_inputs_and_outputs_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    model = onnx.load(write_grid(tmp_path / "two.onnx"))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("grid", onnx.TensorProto.FLOAT, [1, 507]))
+    onnx.save(model, tmp_path / "two.onnx")
+    with pytest.raises(CatalogError, match="1 inputs and 2 outputs"):
+        load_encoder(tmp_path / "two.onnx")
+    torch.onnx.export(nn.Linear(7, 512).eval(), (torch.zeros(1, 7),), tmp_path / "seven.onnx", external_data=False)
+    with pytest.raises(CatalogError, match="is not an ONNX encoder") as refused:
+        load_encoder(tmp_path / "seven.onnx")
+    assert "\n" not in str(refused.value)
 
 
 # --- dull pictures ----------------------------------------------------------------------------------------------------

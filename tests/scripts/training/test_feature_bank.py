@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from reference_db.features.encoder import load_encoder
-from tests.support.training_clips import tiny_encoder, write_clip
+from tests.support.onnx_encoders import write_grid
+from tests.support.training_clips import write_clip
 from training.feature_bank import (
     CLEAN,
     EDITED,
@@ -63,7 +64,7 @@ def test_raw_pictures_come_at_even_moments(tmp_path: Path) -> None:
 def test_a_bank_holds_clean_and_edited_takes_and_is_made_once(tmp_path: Path) -> None:
     for seed in range(2):
         write_clip(tmp_path / f"clip{seed}.mp4", seconds=10, seed=seed)
-    videos, encoder = sorted(tmp_path.glob("*.mp4")), tiny_encoder(tmp_path / "tiny.pt")
+    videos, encoder = sorted(tmp_path.glob("*.mp4")), write_grid(tmp_path / "tiny.onnx")
     told: list[tuple[int, int]] = []
     bank = build_bank(
         videos, tmp_path / "cache", encoder, PLAN, progress=lambda done, total: told.append((done, total))
@@ -94,7 +95,7 @@ def test_a_bank_holds_clean_and_edited_takes_and_is_made_once(tmp_path: Path) ->
 @pytest.mark.slow
 def test_another_plan_is_another_bank(tmp_path: Path) -> None:
     write_clip(tmp_path / "a.mp4", seconds=6, seed=0)
-    encoder = tiny_encoder(tmp_path / "tiny.pt")
+    encoder = write_grid(tmp_path / "tiny.onnx")
     build_bank([tmp_path / "a.mp4"], tmp_path / "cache", encoder, PLAN)
     build_bank([tmp_path / "a.mp4"], tmp_path / "cache", encoder, BankPlan(least_takes=1, coverage=0.1))
     assert len(list((tmp_path / "cache").iterdir())) == 2
