@@ -1,11 +1,12 @@
-"""`copywatch alerts`: what was told, read from the outbox while the monitor runs or rests."""
+"""`copywatch alerts`: the emitted alerts, read from the outbox whether or not a monitor runs."""
 
 from __future__ import annotations
 
+import getpass
 import json
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -13,9 +14,11 @@ from monitor.commands.terminal import (
     FAILED,
     ConfigOption,
     DataDirOption,
+    IdArgument,
     JsonOption,
+    NoteOption,
     clock,
-    complain,
+    print_error,
     print_json,
     print_table,
     settings_of,
@@ -23,13 +26,11 @@ from monitor.commands.terminal import (
 
 POLL_S = 0.5
 
-app = typer.Typer(no_args_is_help=True, help="What was told.")
+app = typer.Typer(no_args_is_help=True, help="Alerts, their evidence and their reviews.")
 
-ChannelOption = Annotated[str | None, typer.Option(help="Only of this channel.")]
-ReferenceOption = Annotated[str | None, typer.Option(help="Only of this reference.")]
-TypeOption = Annotated[
-    str | None, typer.Option("--type", help="Only of this type: started, updated, ended or retracted.")
-]
+ChannelOption = Annotated[str | None, typer.Option(help="Only alerts of this channel.")]
+ReferenceOption = Annotated[str | None, typer.Option(help="Only alerts of this reference.")]
+TypeOption = Annotated[str | None, typer.Option("--type", help="Only this type: started, updated, ended or retracted.")]
 
 
 @app.command("list")
@@ -38,13 +39,15 @@ def alerts_list(
     channel: ChannelOption = None,
     reference: ReferenceOption = None,
     type_: TypeOption = None,
-    before: Annotated[int | None, typer.Option(metavar="N", help="Older than this number: the next page.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
+    before: Annotated[
+        int | None, typer.Option(metavar="N", help="Only alerts before this number: the next page.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of alerts.")] = 50,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List alerts as they were told last, the newest first."""
+    """List alerts with their latest state, newest first."""
     from monitor.alerting.outbox import History
     from monitor.rights.store import RightsStore
 
@@ -52,50 +55,47 @@ def alerts_list(
     found = History(folder).alerts(before=before, limit=limit, channel=channel, reference=reference, type=_type(type_))
     reviews = RightsStore(folder).latest_reviews([event.alert.id for _, event in found])
     if as_json:
-        said = {alert_id: review.as_dict() for alert_id, review in reviews.items()}
-        print_json(
-            [{"first_n": first_n, **event.as_dict(), "review": said.get(event.alert.id)} for first_n, event in found]
-        )
+        decisions = {alert_id: review.as_dict() for alert_id, review in reviews.items()}
+        print_json([{"first_n": n, **event.as_dict(), "review": decisions.get(event.alert.id)} for n, event in found])
         return
     rows = []
     for first_n, event in found:
         review = reviews.get(event.alert.id)
         rows.append((first_n, *_row(event.as_dict()), event.alert.licence or "-", review.decision if review else "-"))
-    copy = ("N", "ID", "STATE", "CHANNEL", "SINCE", "ON AIR", "REFERENCE", "ITS SECONDS", "SCORE")
-    print_table((*copy, "LICENCE", "REVIEW"), rows)
+    columns = ("N", "ID", "STATE", "CHANNEL", "SINCE", "ON AIR", "REFERENCE", "IN REFERENCE", "SCORE")
+    print_table((*columns, "LICENCE", "REVIEW"), rows)
 
 
 @app.command("show")
 def alerts_show(
     context: typer.Context,
-    alert_id: Annotated[str, typer.Argument(metavar="ID")],
+    alert_id: IdArgument,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one alert: how it came to be, what was said of it, and its evidence."""
+    """Show one alert: its events, its reviews and its evidence."""
     from monitor.alerting.outbox import History
     from monitor.evidence.store import EvidenceStore
     from monitor.rights.store import RightsStore
 
     folder = settings_of(context, config_file, data_dir).data_dir
-    told, store = [event.as_dict() for event in History(folder).alert(alert_id)], EvidenceStore(folder)
+    events, store = [event.as_dict() for event in History(folder).alert(alert_id)], EvidenceStore(folder)
     evidence = store.report(alert_id)
-    if not told and evidence is not None:  # of a member of a fleet, which keeps no history
-        told = [{"n": 0, "emitted_at": evidence["made_at"], **evidence["alert"]}]
-    if not told:
-        complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
-        raise typer.Exit(FAILED)
+    if not events and evidence is not None:  # of a Kafka matcher, which stores no history
+        events = [{"n": 0, "emitted_at": evidence["made_at"], **evidence["alert"]}]
+    if not events:
+        _exit_unknown(alert_id)
     reviews = RightsStore(folder).reviews(alert_id)
     if as_json:
-        said = [review.as_dict() for review in reviews]
-        print_json({"alert": told[-1], "events": told, "reviews": said, "evidence": evidence})
+        decisions = [review.as_dict() for review in reviews]
+        print_json({"alert": events[-1], "events": events, "reviews": decisions, "evidence": evidence})
         return
-    for name, value in told[-1].items():
-        typer.echo(f"{name:18} {_shown(value)}")
+    for name, value in events[-1].items():
+        typer.echo(f"{name:18} {_text(value)}")
     typer.echo("")
-    rows = [(one["n"], one["emitted_at"], _state(one), _span(one, "channel"), f"{one['score']:.2f}") for one in told]
-    print_table(("N", "TOLD", "STATE", "ON AIR", "SCORE"), rows)
+    rows = [(one["n"], one["emitted_at"], _state(one), _span(one, "channel"), f"{one['score']:.2f}") for one in events]
+    print_table(("N", "EMITTED", "STATE", "ON AIR", "SCORE"), rows)
     if reviews:
         typer.echo("")
         print_table(
@@ -104,11 +104,16 @@ def alerts_show(
         )
     typer.echo("")
     if evidence is None:
-        typer.echo("There is no evidence: it was not kept, or had to make room.")
+        typer.echo("There is no evidence: it was not stored, or was deleted to free space.")
         return
     _print_evidence(evidence)
     for path in store.paths(alert_id):
         typer.echo(path)
+
+
+def _exit_unknown(alert_id: str) -> NoReturn:
+    print_error(f"There is no alert {alert_id}; `copywatch alerts list` shows all alerts.")
+    raise typer.Exit(FAILED)
 
 
 def _print_evidence(evidence: dict[str, Any]) -> None:
@@ -126,50 +131,47 @@ def _print_evidence(evidence: dict[str, Any]) -> None:
         )
         for one in evidence["frames"]
     ]
-    print_table(("FRAME", "ON AIR", "REFERENCE", "AIR'S PICTURE", "REFERENCE'S", "NOTE"), rows)
+    print_table(("FRAME", "ON AIR", "REFERENCE", "BROADCAST PICTURE", "REFERENCE PICTURE", "NOTE"), rows)
     rows = []
     for tile in evidence["tiles"]:
-        along = [(tile["similarity"][i][j], tile["mask"][i][j]) for i, j in tile["path"]]
-        means = [sum(values) / len(along) for values in zip(*along, strict=True)]
+        cells = [(tile["similarity"][i][j], tile["mask"][i][j]) for i, j in tile["path"]]
+        means = [sum(values) / len(cells) for values in zip(*cells, strict=True)]
         rows.append(
             (
                 f"{tile['name']}.png",
-                _seconds(tile, "live_s", "rows"),
-                _seconds(tile, "ref_s", "columns"),
+                _tile_span(tile, "live_s", "rows"),
+                _tile_span(tile, "ref_s", "columns"),
                 *(f"{mean:.2f}" for mean in means),
             )
         )
-    print_table(("TILE", "ON AIR", "REFERENCE", "SIMILARITY", "MASK ALONG THE PATH"), rows)
+    print_table(("TILE", "ON AIR", "REFERENCE", "SIMILARITY ON PATH", "MASK ON PATH"), rows)
 
 
-def _seconds(tile: dict[str, Any], first: str, n: str) -> str:
+def _tile_span(tile: dict[str, Any], first: str, n: str) -> str:
     return f"{clock(tile[first])}-{clock(tile[first] + tile[n])}"
 
 
 @app.command("export")
 def alerts_export(
     context: typer.Context,
-    alert_id: Annotated[str, typer.Argument(metavar="ID")],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; ID.zip when left out.")
-    ] = None,
+    alert_id: IdArgument,
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Default: ID.zip.")] = None,
     time_zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="Tell the times in this zone as well, as Europe/Berlin.")
+        str | None, typer.Option(metavar="ZONE", help="Print times in this zone too, such as Europe/Berlin.")
     ] = None,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Write one archive with all that is known of an alert, and the SHA-256 sum of each of its files."""
+    """Write one archive with everything stored about an alert, and the SHA-256 sum of each file."""
     from monitor.evidence.store import EvidenceStore, zone_of
     from reference_db.store.disk import write_file
 
     zone = None if time_zone is None else zone_of(time_zone)
     if time_zone is not None and zone is None:
-        raise typer.BadParameter("it is not known here; name one like Europe/Berlin.", param_hint="--time-zone")
+        raise typer.BadParameter("unknown time zone; use a name such as Europe/Berlin.", param_hint="--time-zone")
     content = EvidenceStore(settings_of(context, config_file, data_dir).data_dir).zip(alert_id, zone)
     if content is None:
-        complain(f"There is no alert {alert_id}; `copywatch alerts list` shows those there are.")
-        raise typer.Exit(FAILED)
+        _exit_unknown(alert_id)
     path = output or Path(f"{alert_id}.zip")
     write_file(path, content)
     typer.echo(path)
@@ -182,32 +184,58 @@ def alerts_tail(
     reference: ReferenceOption = None,
     type_: TypeOption = None,
     after: Annotated[
-        int | None, typer.Option(metavar="N", help="Go on after this number; only what is new when left out.")
+        int | None, typer.Option(metavar="N", help="Continue after this event number; default: new events only.")
     ] = None,
-    follow: Annotated[bool, typer.Option(help="Wait for more until interrupted.")] = True,
+    follow: Annotated[bool, typer.Option(help="Wait for new events until interrupted.")] = True,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print alert events as they are told, one a line."""
+    """Print alert events as they are emitted, one per line."""
     from monitor.alerting.outbox import History
 
     history = History(settings_of(context, config_file, data_dir).data_dir)
-    at, wanted = history.newest() if after is None else after, _type(type_)
+    last_n, wanted = history.newest() if after is None else after, _type(type_)
     while True:
-        events = history.events(after=at, limit=500, channel=channel, reference=reference, type=wanted)
+        events = history.events(after=last_n, limit=500, channel=channel, reference=reference, type=wanted)
         for event in events:
-            at, one = event.n, event.as_dict()
+            last_n, one = event.n, event.as_dict()
             if as_json:
                 typer.echo(json.dumps(one, ensure_ascii=False))
             else:
-                its, score = _span(one, "reference"), f"score {one['score']:.2f}"
-                where = f"{one['channel']} {_span(one, 'channel')} shows {one['reference']} {its}"
-                typer.echo(f"{one['n']:6} {one['emitted_at']} {_state(one):9} {where}  {score}  {one['id']}")
+                copy = f"{one['channel']} {_span(one, 'channel')} shows {one['reference']} {_span(one, 'reference')}"
+                score = f"score {one['score']:.2f}"
+                typer.echo(f"{one['n']:6} {one['emitted_at']} {_state(one):9} {copy}  {score}  {one['id']}")
         if not events:
             if not follow:
                 return
             time.sleep(POLL_S)
+
+
+@app.command("review")
+def review(
+    context: typer.Context,
+    alert_id: IdArgument,
+    decision: Annotated[str, typer.Argument(metavar="confirmed|false|licensed")],
+    by: Annotated[str | None, typer.Option(metavar="NAME", help="The reviewer; default: the user's name.")] = None,
+    note: NoteOption = "",
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Review an alert; `false` retracts it. Every review is stored with its author and time."""
+    from monitor.alerting.outbox import History
+    from monitor.evidence.store import EvidenceStore
+    from monitor.rights.store import RightsStore
+
+    folder = settings_of(context, config_file, data_dir).data_dir
+    if not History(folder).alert(alert_id) and not EvidenceStore(folder).has(alert_id):
+        _exit_unknown(alert_id)
+    stored = RightsStore(folder).review(alert_id, decision, by or getpass.getuser(), note)
+    if as_json:
+        print_json(stored.as_dict())
+    else:
+        typer.echo(f"{alert_id}: reviewed as {stored.decision} by {stored.by}")
 
 
 def _type(word: str | None) -> str | None:
@@ -240,13 +268,13 @@ def _span(one: dict[str, Any], side: str) -> str:
     return f"{clock(one[f'{side}_start'])}-{clock(one[f'{side}_end'])}"
 
 
-def _shown(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, tuple | list):
-        return ", ".join(map(_stretch, value)) or "-"
+        return ", ".join(map(_interval, value)) or "-"
     return "-" if value is None else str(value)
 
 
-def _stretch(one: dict[str, Any]) -> str:
-    """A gap, with its reason, or a pause."""
+def _interval(one: dict[str, Any]) -> str:
+    """A gap with its reason, or a pause."""
     reason = f" ({one['reason']})" if "reason" in one else ""
     return f"{one['seconds']:.0f} s at {clock(one['at'])}{reason}"

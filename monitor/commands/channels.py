@@ -1,7 +1,7 @@
-"""`copywatch channels`: which broadcasts are watched, and whether one can be.
+"""`copywatch channels`: the watched broadcasts, and a test whether one can be opened.
 
-The list is that of the configuration file; a running `serve` follows the file within seconds. An address on a command
-line shows up in the process list while the command runs: `-` takes it from stdin instead.
+The list is stored in the configuration file; a running `serve` applies changes within seconds. An address on a command
+line is visible in the process list while the command runs: `-` reads it from stdin instead.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from monitor.config.settings import ChannelSettings, Settings
 from monitor.errors import ConfigError
 from reference_db.media.addresses import redact_url, shown
 
-app = typer.Typer(no_args_is_help=True, help="The broadcasts that are watched.")
+app = typer.Typer(no_args_is_help=True, help="The watched broadcasts.")
 
-KafkaOption = Annotated[bool, typer.Option("--kafka", help="In the topic that `ingest --shared` reads, not the file.")]
-TEST_S = 10.0  # some key pictures come in that time
-ASK_S = 1.0
+KafkaOption = Annotated[bool, typer.Option("--kafka", help="Use the topic that `ingest --shared` reads, not the file.")]
+TEST_S = 10.0  # long enough for several key frames
+STATE_TIMEOUT_S = 1.0
 
 
 @app.command("add")
 def add(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Letters, digits, dot, dash, underscore.")],
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where it airs, or - to read it from stdin.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address of the stream, or - to read it from stdin.")],
     mode: Annotated[str, typer.Option(help="auto, exact or economy.")] = "auto",
     allow: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST", help="Private host or network it may lead to; may be given often."),
+        typer.Option(metavar="HOST", help="Private host or network that it may use; repeatable."),
     ] = None,
     shared: KafkaOption = False,
     config_file: ConfigOption = None,
 ) -> None:
     """Add a channel to the configuration; a running `serve` starts it within seconds."""
-    channel = _channel(name, _read(url), mode, allow or [])
+    channel = _channel(name, _url(url), mode, allow or [])
     if shared:
         from monitor.kafka.channel_assignment import put_channel, refuse_files
 
@@ -49,7 +49,7 @@ def add(
         asyncio.run(put_channel(settings_of(context, config_file).kafka, name, channel))
         typer.echo(f"shared: {channel.name} ({shown(channel.url)})")
         return
-    config = _named(context, config_file)
+    config = _config(context, config_file)
     from monitor.config.config_file import add_channel
 
     add_channel(config, channel)
@@ -60,7 +60,7 @@ def add(
 def list_channels(
     context: typer.Context, shared: KafkaOption = False, config_file: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the channels and, while `serve` runs, the state of each."""
+    """List the channels, with the state of each while `serve` runs."""
     settings = settings_of(context, config_file)
     states = _states(settings)
     channels = settings.channels
@@ -85,7 +85,7 @@ def remove(
     shared: KafkaOption = False,
     config_file: ConfigOption = None,
 ) -> None:
-    """Remove channels from the configuration; a running `serve` ends them, with the last word on their alerts."""
+    """Remove channels from the configuration; a running `serve` stops them and ends their alerts."""
     from monitor.config.config_file import remove_channel
 
     if shared:
@@ -94,27 +94,25 @@ def remove(
         asyncio.run(remove_channels(settings_of(context, config_file).kafka, names))
         typer.echo(f"removed: {', '.join(names)}")
         return
-    config = _named(context, config_file)
+    config = _config(context, config_file)
     for name in names:
         remove_channel(config, name)
         typer.echo(f"removed: {name}")
 
 
 @app.command("test")
-def try_channel(
+def probe(
     context: typer.Context,
     name_or_url: Annotated[str, typer.Argument(metavar="NAME|URL", help="A channel, an address, or - for stdin.")],
-    seconds: Annotated[float, typer.Option(min=1, help="How long to watch.")] = TEST_S,
-    thumbnail: Annotated[
-        Path | None, typer.Option(metavar="FILE.jpg", help="Where its first picture is saved.")
-    ] = None,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds to watch.")] = TEST_S,
+    thumbnail: Annotated[Path | None, typer.Option(metavar="FILE.jpg", help="File for the first picture.")] = None,
     config_file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch a channel for some seconds and say what it is; exit 4 where it cannot be opened."""
+    """Watch a channel for some seconds and describe it; exit 4 if it cannot be opened."""
     config_file = config_file or context.obj[0]
     known = {one.name: one for one in settings_of(context, config_file).channels} if config_file else {}
-    channel = known.get(name_or_url) or _channel("test", _read(name_or_url), "exact", [])
+    channel = known.get(name_or_url) or _channel("test", _url(name_or_url), "exact", [])
     from monitor.ingest.channel_probe import look_at
     from reference_db.media.jpeg import encode_jpeg
 
@@ -126,17 +124,17 @@ def try_channel(
         print_json(found)
         return
     for key, value in found.items():
-        typer.echo(f"{key.replace('_', ' '):20} {'not known' if value is None else value}")
+        typer.echo(f"{key.replace('_', ' '):20} {'unknown' if value is None else value}")
 
 
-def _named(context: typer.Context, config_file: Path | None) -> Path:
+def _config(context: typer.Context, config_file: Path | None) -> Path:
     config: Path | None = config_file or context.obj[0]
     if config is None:
-        raise ConfigError("channels live in a configuration file; name it by --config or COPYWATCH_CONFIG.")
+        raise ConfigError("channels are stored in a configuration file; name it with --config or COPYWATCH_CONFIG.")
     return config
 
 
-def _read(url: str) -> str:
+def _url(url: str) -> str:
     return sys.stdin.readline().strip() if url == "-" else url
 
 
@@ -144,19 +142,19 @@ def _channel(name: str, url: str, mode: str, allow: list[str]) -> ChannelSetting
     try:
         return ChannelSettings.model_validate({"name": name, "url": url, "mode": mode, "allow": allow})
     except ValidationError as error:
-        wrong = [
+        lines = [
             f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}" for one in error.errors()
         ]
-        raise ConfigError("\n".join(wrong)) from None  # pydantic's own text is not ours to vouch for
+        raise ConfigError("\n".join(lines)) from None  # pydantic's own text might hold the password
 
 
 def _states(settings: Settings) -> dict[str, str]:
-    """The state of each channel, as a running `serve` tells it; empty where none answers."""
+    """The state of each channel in a running `serve`; empty if none answers."""
     from prometheus_client.parser import text_string_to_metric_families
 
     host = f"[{settings.web.host}]" if ":" in settings.web.host else settings.web.host
     try:
-        with urllib.request.urlopen(f"http://{host}:{settings.web.port}/metrics", timeout=ASK_S) as reply:
+        with urllib.request.urlopen(f"http://{host}:{settings.web.port}/metrics", timeout=STATE_TIMEOUT_S) as reply:
             text = reply.read().decode()
     except (OSError, ValueError):
         return {}

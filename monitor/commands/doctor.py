@@ -1,8 +1,11 @@
-"""What `copywatch doctor` examines: this machine and the configuration in, findings out.
+"""`copywatch doctor`: checks this machine and the configuration.
 
-A fault's text says what to do about it. Nothing is changed, but that the data folder is made if it is not there.
+Each fault says how to fix it. Nothing is changed, except that a missing data folder is created.
 """
 
+from __future__ import annotations
+
+import dataclasses
 import shutil
 import socket
 import tempfile
@@ -12,21 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import numpy as np
+import typer
 
+from monitor.commands.terminal import (
+    FAILED,
+    UNREACHABLE,
+    ConfigOption,
+    DataDirOption,
+    JsonOption,
+    print_json,
+    print_table,
+    settings_of,
+)
 from monitor.config.settings import ChannelSettings, Settings
 from monitor.errors import MonitorError
 from reference_db.errors import CatalogError
 from reference_db.media.addresses import DEFAULT_PORTS
 
 CONNECT_TIMEOUT_S = 3.0
-NAMED = 5  # how many references a finding names
-LEAST_FREE_BYTES = 1_000_000_000  # a film's features and pictures take some 10 MB an hour
+MAX_NAMED = 5  # references named in a finding
+LEAST_FREE_BYTES = 1_000_000_000  # features and pictures take about 10 MB per hour of video
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     found: str
@@ -34,9 +47,26 @@ class Finding:
     unreachable: bool = False
 
 
+def doctor(
+    context: typer.Context,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check this machine and the configuration; each fault says how to fix it."""
+    findings = list(examine(settings_of(context, config_file, data_dir)))
+    if as_json:
+        print_json([dataclasses.asdict(finding) for finding in findings])
+    else:
+        print_table(("", "WHAT", "FOUND"), [("ok" if one.ok else "FAULT", one.what, one.found) for one in findings])
+    faults = [finding for finding in findings if not finding.ok]
+    if faults:
+        raise typer.Exit(UNREACHABLE if all(fault.unreachable for fault in faults) else FAILED)
+
+
 def examine(settings: Settings) -> Iterator[Finding]:
-    """Every finding, cheapest first."""
-    yield _decoder()
+    """Every finding, fastest check first."""
+    yield _libraries()
     yield _data_dir(settings.data_dir)
     yield _web(settings.web.host, settings.web.port)
     yield from _models(settings)
@@ -44,7 +74,7 @@ def examine(settings: Settings) -> Iterator[Finding]:
         yield _channel(channel)
 
 
-def _decoder() -> Finding:
+def _libraries() -> Finding:
     import apsw
     import av
 
@@ -62,7 +92,7 @@ def _data_dir(data_dir: Path) -> Finding:
         fix = "make it writable or set COPYWATCH_DATA_DIR"
         return Finding("data folder", f"{data_dir} cannot be written ({error.strerror}); {fix}", ok=False)
     if free < LEAST_FREE_BYTES:
-        return Finding("data folder", f"{data_dir} has only {free // 1_000_000} MB left; free some", ok=False)
+        return Finding("data folder", f"{data_dir} has only {free // 1_000_000} MB left; free some space", ok=False)
     return Finding("data folder", f"{data_dir}, {free / 1e9:.0f} GB free")
 
 
@@ -73,12 +103,14 @@ def _web(host: str, port: int) -> Finding:
         try:
             listener.bind((host, port))
         except OSError as error:
-            fix = "stop what listens there or set web.port"
-            return Finding("web port", f"{host}:{port} cannot be had ({error.strerror}); {fix}", ok=False)
+            fix = "stop the program that listens there or set web.port"
+            return Finding("web port", f"{host}:{port} is not available ({error.strerror}); {fix}", ok=False)
     return Finding("web port", f"{host}:{port} is free")
 
 
 def _models(settings: Settings) -> Iterator[Finding]:
+    import numpy as np
+
     from monitor.runtime.models import load_models
     from reference_db.search.index import ReferenceIndex
     from reference_db.store.catalog import Catalog
@@ -90,9 +122,9 @@ def _models(settings: Settings) -> Iterator[Finding]:
         return
     picture = np.random.default_rng(0).integers(0, 255, (192, 341, 3), dtype=np.uint8)
     models.encoder.encode([picture])
-    began = time.perf_counter()
+    started_s = time.perf_counter()
     models.encoder.encode([picture])
-    yield Finding("models", f"{models.name}, {1000 * (time.perf_counter() - began):.0f} ms a picture")
+    yield Finding("models", f"{models.name}, {1000 * (time.perf_counter() - started_s):.0f} ms per picture")
     try:
         with Catalog.open(settings.data_dir) as catalog:
             index = ReferenceIndex.build(catalog, models.encoder.encoder_id)
@@ -100,7 +132,7 @@ def _models(settings: Settings) -> Iterator[Finding]:
         yield Finding("library", str(error), ok=False)
         return
     if index.damaged:
-        names = ", ".join(list(index.damaged)[:NAMED])
+        names = ", ".join(list(index.damaged)[:MAX_NAMED])
         found = f"{len(index.damaged)} references are damaged and not searched ({names}); run `copywatch refs verify`"
         yield Finding("library", found, ok=False)
         return
@@ -114,14 +146,14 @@ def _channel(channel: ChannelSettings) -> Finding:
     if address.scheme in ("", "file"):
         path = Path(channel.url.removeprefix("file://"))
         if path.is_file():
-            return Finding(what, f"{path} is there")
-        return Finding(what, f"{path} is not there", ok=False, unreachable=True)
+            return Finding(what, f"{path} exists")
+        return Finding(what, f"{path} does not exist", ok=False, unreachable=True)
     if address.scheme not in DEFAULT_PORTS:
-        return Finding(what, f"{address.scheme} cannot be tried: datagrams are not answered")
-    place = (address.hostname or "", address.port or DEFAULT_PORTS[address.scheme])
+        return Finding(what, f"{address.scheme} cannot be checked: datagrams are not answered")
+    endpoint = (address.hostname or "", address.port or DEFAULT_PORTS[address.scheme])
     try:
-        with socket.create_connection(place, timeout=CONNECT_TIMEOUT_S):
-            return Finding(what, f"{place[0]}:{place[1]} answers")
+        with socket.create_connection(endpoint, timeout=CONNECT_TIMEOUT_S):
+            return Finding(what, f"{endpoint[0]}:{endpoint[1]} answers")
     except OSError as error:
-        found = f"{place[0]}:{place[1]} does not answer ({error.strerror or error}); check url and network"
+        found = f"{endpoint[0]}:{endpoint[1]} does not answer ({error.strerror or error}); check url and network"
         return Finding(what, found, ok=False, unreachable=True)

@@ -1,4 +1,4 @@
-"""`copywatch ingest` and `copywatch match`: the two halves of a monitor that is spread over machines by Kafka."""
+"""`copywatch ingest` and `copywatch match`: the two halves of a monitor spread over machines with Kafka."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from monitor.commands.terminal import ConfigOption, DataDirOption, settings_of
+from monitor.config.settings import Settings
 from monitor.errors import ConfigError
 
 
@@ -15,32 +16,40 @@ def ingest(
     context: typer.Context,
     features: Annotated[bool, typer.Option("--features", help="Send feature rows instead of pictures.")] = False,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Take a share of the channels in the topic, not those of the file.")
+        bool,
+        typer.Option(
+            "--shared", help="Share the channels of the topic with other processes; ignore those of the file."
+        ),
     ] = False,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Publish one picture a second of every channel to Kafka, until told to stop."""
+    """Publish one picture per second of every channel to Kafka, until stopped."""
     settings = settings_of(context, config_file, data_dir)
     if not settings.channels and not shared:
         raise ConfigError("no channel is configured; add `channels:` to the file given by --config, or use --shared.")
-    from monitor.kafka.broker import connection
+    _check_connection(settings)
     from monitor.ops.logs import configure_logging
-    from monitor.roles.kafka_ingest import ingest as publish
+    from monitor.roles.kafka_ingest import ingest as run
 
-    connection(settings.kafka)
     configure_logging(settings.logging)
     config = None if shared else config_file or context.obj[0]
-    asyncio.run(publish(settings, config=config, features=features, shared=shared))
+    asyncio.run(run(settings, config=config, features=features, shared=shared))
 
 
 def match(context: typer.Context, config_file: ConfigOption = None, data_dir: DataDirOption = None) -> None:
-    """Match the pictures of a Kafka topic, as one of any number of members, until told to stop."""
+    """Match the pictures of a Kafka topic, as one of any number of matchers, until stopped."""
     settings = settings_of(context, config_file, data_dir)
-    from monitor.kafka.broker import connection
+    _check_connection(settings)
     from monitor.ops.logs import configure_logging
-    from monitor.roles.kafka_match import match as work
+    from monitor.roles.kafka_match import match as run
+
+    configure_logging(settings.logging)
+    asyncio.run(run(settings))
+
+
+def _check_connection(settings: Settings) -> None:
+    """Raises ConfigError for invalid settings, before seconds are spent on loading."""
+    from monitor.kafka.broker import connection
 
     connection(settings.kafka)
-    configure_logging(settings.logging)
-    asyncio.run(work(settings))

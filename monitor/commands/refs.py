@@ -1,8 +1,9 @@
-"""`copywatch refs`: the library on the command line, in the same words as `reference_db.library.ReferenceLibrary`."""
+"""`copywatch refs`: the library of references on the command line, with the words of `ReferenceLibrary`."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,12 +18,14 @@ from monitor.commands.terminal import (
     FAILED,
     ConfigOption,
     DataDirOption,
+    IdArgument,
     JsonOption,
+    NoteOption,
     clock,
-    complain,
-    plain,
+    print_error,
     print_json,
     print_table,
+    printable,
     progress_bar,
     settings_of,
 )
@@ -35,8 +38,6 @@ if TYPE_CHECKING:
     from reference_db.store.verification import Repair, Verification
 
 app = typer.Typer(no_args_is_help=True, help="The library of references.")
-
-IdArgument = Annotated[str, typer.Argument(metavar="ID")]
 
 
 def _library(
@@ -56,22 +57,22 @@ def add(
         list[Path], typer.Argument(metavar="PATH...", help="Videos, folders of videos, or - for a list on stdin.")
     ],
     reference_id: Annotated[
-        str | None, typer.Option("--id", help="Id of the reference; the file's name without its ending when left out.")
+        str | None, typer.Option("--id", help="Id of the reference; default: the file name without its extension.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="Title for people.")] = None,
-    owner: Annotated[str, typer.Option(help="Who holds the rights.")] = "",
-    tag: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A tag; may be given often.")] = None,
+    title: Annotated[str | None, typer.Option(help="Title to show.")] = None,
+    owner: Annotated[str, typer.Option(help="Owner of the rights.")] = "",
+    tag: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A tag; repeatable.")] = None,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Register videos: decode, encode, store. The same file twice is one reference; a broken-off run goes on."""
+    """Register videos: decode, encode, store. A file is registered once; an interrupted run can be repeated."""
     tags = _tags(tag or [])
     library, settings = _library(context, config_file, data_dir)
     found = find_videos(_with_stdin(paths))
     if len(found.videos) > 1 and (reference_id or title):
         raise typer.BadParameter("--id and --title name one video; register the files one by one.")
-    told: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
     failed: list[Added] = []
     with _AddProgress(found) as bar:
         outcomes = library.add(
@@ -81,24 +82,24 @@ def add(
             owner=owner,
             tags=tags,
             thumbnails=settings.registration.thumbnails,
-            on_file=bar.begin,
-            progress=bar.step,
+            on_file=bar.start,
+            progress=bar.update,
         )
         for done in outcomes:
             if done.registration is None:
                 failed.append(done)
-                told.append({"file": str(done.path), "error": str(done.error)})
+                results.append({"file": str(done.path), "error": str(done.error)})
                 continue
-            told.append({"file": str(done.path), **_said(done.registration)})
+            results.append({"file": str(done.path), **_as_dict(done.registration)})
             if not as_json:
                 _print_registration(done.registration)
     if as_json:
-        print_json(told)
-    _conclude(found, failed)
+        print_json(results)
+    _print_failures(found, failed)
 
 
 def _with_stdin(paths: Sequence[Path]) -> Iterator[Path]:
-    """The paths, with `-` replaced by those on stdin: one a line, or with NUL between them."""
+    """The paths, with `-` replaced by those on stdin: one per line, or separated by NUL."""
     for path in paths:
         if str(path) != "-":
             yield path
@@ -109,31 +110,31 @@ def _with_stdin(paths: Sequence[Path]) -> Iterator[Path]:
                 yield Path(line.rstrip(b"\r").decode(errors="surrogateescape"))
 
 
-def _said(done: Registration) -> dict[str, object]:
+def _as_dict(done: Registration) -> dict[str, object]:
     return {"outcome": done.outcome, "already_there": done.already_there, **dataclasses.asdict(done)}
 
 
 def _print_registration(done: Registration) -> None:
     reference = done.reference
-    dull = f", {reference.n_uninformative} s of them black or flat" if reference.n_uninformative else ""
-    typer.echo(f"{done.outcome}: {reference.id} ({reference.n_seconds} s{dull})")
+    blank = f", {reference.n_uninformative} s of them black or flat" if reference.n_uninformative else ""
+    typer.echo(f"{done.outcome}: {reference.id} ({reference.n_seconds} s{blank})")
     for warning in done.report.warnings if done.report else ():
         typer.echo(f"  note: {warning}")
 
 
-def _conclude(found: FoundReference, failed: Sequence[Added]) -> None:
-    """Says what was not registered and why, at the end, where it is seen."""
+def _print_failures(found: FoundReference, failed: Sequence[Added]) -> None:
+    """Prints the failed files last, where they are seen; exits with 1 if there are any."""
     for one in failed:
-        complain(one.error)
+        print_error(one.error)
     n_files = len(found.videos) + len(found.errors)
     if failed and n_files > 1:
-        complain(f"{len(failed)} of {n_files} were not registered.")
+        print_error(f"{len(failed)} of {n_files} files were not registered.")
     if found.n_passed_over:
-        complain(f"{found.n_passed_over} files in folders were passed over: they are no videos by their names.")
+        print_error(f"Skipped {found.n_passed_over} files in folders: their names have no video extension.")
     if failed:
         raise typer.Exit(FAILED)
     if not n_files:
-        complain("There is no video there.")
+        print_error("No video found.")
         raise typer.Exit(FAILED)
 
 
@@ -148,7 +149,7 @@ def _tags(pairs: Sequence[str]) -> dict[str, str]:
 
 
 class _Speed(ProgressColumn):
-    """How fast: times real time for one video, bytes per second for all of them."""
+    """Speed: as a multiple of real time for one video, in bytes per second for all."""
 
     def render(self, task: Task) -> Text:
         speed = task.completed / task.elapsed if task.elapsed else 0.0
@@ -156,7 +157,7 @@ class _Speed(ProgressColumn):
 
 
 class _AddProgress:
-    """Bars on stderr, of the video in hand and of all of them, with speed and time left; none where nobody watches."""
+    """Bars on stderr for the current video and for all, with speed and time left; only on a terminal."""
 
     def __init__(self, found: FoundReference) -> None:
         console = Console(stderr=True)
@@ -165,7 +166,7 @@ class _AddProgress:
             *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
         )
         self._sizes = {path: path.stat().st_size if path.is_file() else 0 for path in found.videos}
-        self._n_files, self._n_begun = len(found.videos), 0
+        self._n_files, self._n_started = len(found.videos), 0
         self._bytes_before, self._size = 0, 0
         many = self._n_files > 1
         self._all = self._progress.add_task("all", total=found.n_bytes, unit="B", done="") if many else None
@@ -178,25 +179,25 @@ class _AddProgress:
     def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
-    def begin(self, path: Path) -> None:
+    def start(self, path: Path) -> None:
         """The next video."""
         self._bytes_before += self._size
         self._size = self._sizes[path]
-        self._n_begun += 1
-        # All fields are told: `reset` forgets those that are not.
+        self._n_started += 1
+        # All fields are passed: `reset` clears those that are not.
         self._progress.reset(self._one, total=None, description=path.name, unit="s", done="")
         self._show_all(0.0)
 
-    def step(self, done_s: int, total_s: int | None) -> None:
-        """So many seconds of it are done."""
-        shown = f"{clock(done_s)} of {clock(total_s)}" if total_s else clock(done_s)
-        self._progress.update(self._one, completed=done_s, total=total_s, done=shown)
+    def update(self, done_s: int, total_s: int | None) -> None:
+        """Seconds done of the current video."""
+        done = f"{clock(done_s)} of {clock(total_s)}" if total_s else clock(done_s)
+        self._progress.update(self._one, completed=done_s, total=total_s, done=done)
         self._show_all(done_s / total_s if total_s else 0.0)
 
     def _show_all(self, share: float) -> None:
         if self._all is not None:
             done = self._bytes_before + share * self._size
-            self._progress.update(self._all, completed=done, done=f"{self._n_begun} of {self._n_files} videos")
+            self._progress.update(self._all, completed=done, done=f"{self._n_started} of {self._n_files} videos")
 
 
 # --- list, show, rm --------------------------------------------------------------------------------------------------
@@ -209,19 +210,19 @@ def list_(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the references; the damaged ones are named apart."""
+    """List the references; damaged ones are listed on stderr."""
     contents = _library(context, config_file, data_dir)[0].list()
     if as_json:
         print_json([dataclasses.asdict(reference) for reference in contents.references])
     else:
         rows = [
-            (one.id, clock(one.n_seconds), one.owner, one.title, plain(one.added_at)) for one in contents.references
+            (one.id, clock(one.n_seconds), one.owner, one.title, printable(one.added_at)) for one in contents.references
         ]
         print_table(("ID", "LENGTH", "OWNER", "TITLE", "ADDED"), rows)
     for id, what in contents.damaged.items():
-        complain(f"{id} is damaged and is not searched: {what}; run `copywatch refs verify`.")
+        print_error(f"{id} is damaged and not searched: {what}; run `copywatch refs verify`.")
     if contents.problem:
-        complain(f"The catalogue is damaged: {contents.problem}; run `copywatch refs verify --repair`.")
+        print_error(f"The catalogue is damaged: {contents.problem}; run `copywatch refs verify --repair`.")
 
 
 @app.command("show")
@@ -232,16 +233,16 @@ def show(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show one reference, and how well it can be recognised and told from the others."""
-    shown = _library(context, config_file, data_dir)[0].show(reference_id)
+    """Show one reference, and how well it can be recognised and distinguished from the others."""
+    found = _library(context, config_file, data_dir)[0].show(reference_id)
     if as_json:
-        print_json({**dataclasses.asdict(shown.reference), "report": dataclasses.asdict(shown.report)})
+        print_json({**dataclasses.asdict(found.reference), "report": dataclasses.asdict(found.report)})
         return
-    for name, value in dataclasses.asdict(shown.reference).items():
+    for name, value in dataclasses.asdict(found.reference).items():
         value = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
-        typer.echo(f"{name:18} {plain(value)}")
-    typer.echo(f"{'longest_static_s':18} {shown.report.longest_static_s}")
-    for warning in shown.report.warnings:
+        typer.echo(f"{name:18} {printable(value)}")
+    typer.echo(f"{'longest_static_s':18} {found.report.longest_static_s}")
+    for warning in found.report.warnings:
         typer.echo(f"note: {warning}")
 
 
@@ -252,7 +253,7 @@ def rm(
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Remove references; monitors that run drop them within seconds, and end their alerts."""
+    """Remove references; running monitors drop them within seconds and end their alerts."""
     library = _library(context, config_file, data_dir)[0]
     n_failed = 0
     for reference_id in reference_ids:
@@ -262,7 +263,7 @@ def rm(
         except StorageError:
             raise
         except CatalogError as error:
-            complain(error)
+            print_error(error)
             n_failed += 1
     if n_failed:
         raise typer.Exit(FAILED)
@@ -275,13 +276,13 @@ def rm(
 def verify(
     context: typer.Context,
     repair: Annotated[
-        bool, typer.Option("--repair", help="First make a damaged catalogue again from the feature files.")
+        bool, typer.Option("--repair", help="First rebuild a damaged catalogue from the feature files.")
     ] = False,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Read every byte of the library against its hash; exit 1 if anything is damaged."""
+    """Check every byte of the library against its hash; exit 1 if anything is damaged."""
     library = _library(context, config_file, data_dir)[0]
     repaired = library.repair() if repair else None
     with progress_bar("references", unit="") as step:
@@ -299,23 +300,23 @@ def verify(
 
 def _print_repair(done: Repair) -> None:
     restored = ", ".join(done.restored) or "nothing"
-    typer.echo(f"restored from feature files: {restored}; the catalogue as it was is {done.kept}")
+    typer.echo(f"restored from feature files: {restored}; the previous catalogue is {done.kept}")
     if not done.is_certain and done.restored:
-        typer.echo("  note: the tally was damaged too, so a reference that was removed may be among them.")
+        typer.echo("  note: the tally was damaged too, so removed references may be among them.")
     if done.n_lost:
-        typer.echo(f"  note: {done.n_lost} references are lost with row and file; register their videos again.")
+        typer.echo(f"  note: {done.n_lost} references have lost both row and file; register their videos again.")
 
 
 def _print_verification(found: Verification) -> None:
     for id, what in found.damaged.items():
-        typer.echo(f"damaged: {id}: {what}; not searched. Register its video again, or `copywatch refs rm {id}`.")
+        typer.echo(f"damaged: {id}: {what}; not searched. Register its video again, or run `copywatch refs rm {id}`.")
     for id, what in found.without_thumbnails.items():
-        typer.echo(f"no pictures: {id}: {what}; searched, but evidence shows no pictures of it.")
+        typer.echo(f"no pictures: {id}: {what}; searched, but evidence has no pictures of it.")
     for id in found.released:
-        typer.echo(f"whole again: {id}")
+        typer.echo(f"OK again: {id}")
     for problem in found.problems:
         typer.echo(f"fault: {problem}")
-    state = "all whole" if found.is_whole else "NOT WHOLE"
+    state = "OK" if found.is_whole else "DAMAGED"
     typer.echo(f"{state}: {found.n_references} references, {found.n_bytes / 1e6:.1f} MB read")
 
 
@@ -326,15 +327,15 @@ def reindex(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make the index again from the features; a damaged one makes itself again, so this is for the doubtful."""
-    made = _library(context, config_file, data_dir)[0].reindex()
+    """Rebuild the index from the features. A damaged index is rebuilt without this command."""
+    index = _library(context, config_file, data_dir)[0].reindex()
     if as_json:
-        print_json(dataclasses.asdict(made))
+        print_json(dataclasses.asdict(index))
     else:
-        typer.echo(f"indexed: {made.n_references} references, {made.n_seconds} s")
-    for id, what in made.damaged.items():
-        complain(f"{id} is damaged and is not searched: {what}; run `copywatch refs verify`.")
-    if made.damaged:
+        typer.echo(f"indexed: {index.n_references} references, {index.n_seconds} s")
+    for id, what in index.damaged.items():
+        print_error(f"{id} is damaged and not searched: {what}; run `copywatch refs verify`.")
+    if index.damaged:
         raise typer.Exit(FAILED)
 
 
@@ -346,12 +347,12 @@ def export(
     context: typer.Context,
     reference_id: IdArgument,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File or folder; ID.copywatch when left out.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="File or folder; default: ID.copywatch.")
     ] = None,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Write one reference to a file: features only, the video stays where it is."""
+    """Write one reference to a file: features only, not the video."""
     path = _library(context, config_file, data_dir)[0].export(reference_id, output)
     typer.echo(f"exported: {path} ({path.stat().st_size / 1000:.0f} kB)")
 
@@ -360,16 +361,16 @@ def export(
 def import_(
     context: typer.Context,
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files that `refs export` wrote.")],
-    reference_id: Annotated[str | None, typer.Option("--id", help="Another id than it has in the file.")] = None,
+    reference_id: Annotated[str | None, typer.Option("--id", help="Import it under this id.")] = None,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take references from files that `refs export` wrote, here or elsewhere."""
+    """Import references from files that `refs export` wrote."""
     if len(files) > 1 and reference_id:
         raise typer.BadParameter("--id names one reference; import the files one by one.")
     library = _library(context, config_file, data_dir)[0]
-    told: list[dict[str, object]] = []
+    results: list[dict[str, object]] = []
     n_failed = 0
     for file in files:
         try:
@@ -377,13 +378,86 @@ def import_(
         except StorageError:
             raise
         except CatalogError as error:
-            complain(error)
+            print_error(error)
             n_failed += 1
             continue
-        told.append({"file": str(file), **_said(done)})
+        results.append({"file": str(file), **_as_dict(done)})
         if not as_json:
             _print_registration(done)
     if as_json:
-        print_json(told)
+        print_json(results)
     if n_failed:
         raise typer.Exit(FAILED)
+
+
+# --- exclude, exclusions, include ------------------------------------------------------------------------------------
+
+
+@app.command("exclude")
+def exclude(
+    context: typer.Context,
+    reference: IdArgument,
+    start: Annotated[str, typer.Argument(metavar="START", help="Seconds, or hours:minutes:seconds.")],
+    end: Annotated[str, typer.Argument(metavar="END")],
+    note: NoteOption = "",
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Exclude a span of a reference from alerts, such as an ident or end credits."""
+    from monitor.rights.store import RightsStore
+    from reference_db.store.catalog import Catalog, check_id
+
+    start_s, end_s = _seconds(start), _seconds(end)
+    folder = settings_of(context, config_file, data_dir).data_dir
+    with Catalog.open(folder) as catalog:
+        catalog.get(check_id(reference))  # a misspelt id would silently exclude nothing
+    exclusion = RightsStore(folder).exclude(reference, start_s, end_s, note)
+    if as_json:
+        print_json(exclusion.as_dict())
+    else:
+        typer.echo(f"{exclusion.id}: {clock(start_s)}-{clock(end_s)} of {reference} is excluded from alerts")
+
+
+def _seconds(text: str) -> float:
+    """Seconds from 90, 1:30 or 0:01:30."""
+    if not re.fullmatch(r"(\d+:){0,2}\d+(\.\d+)?", text):
+        raise typer.BadParameter(f"expected seconds or hours:minutes:seconds, got {text!r}.")
+    seconds = 0.0
+    for part in text.split(":"):
+        seconds = 60 * seconds + float(part)
+    return seconds
+
+
+@app.command("exclusions")
+def exclusions(
+    context: typer.Context,
+    reference: Annotated[str | None, typer.Argument(metavar="[ID]", help="Only of this reference.")] = None,
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the excluded spans."""
+    from monitor.rights.store import RightsStore
+
+    found = RightsStore(settings_of(context, config_file, data_dir).data_dir).exclusions(reference)
+    if as_json:
+        print_json([exclusion.as_dict() for exclusion in found])
+        return
+    rows = [(one.id, one.reference, f"{clock(one.start_s)}-{clock(one.end_s)}", one.note) for one in found]
+    print_table(("N", "REFERENCE", "IN REFERENCE", "NOTE"), rows)
+
+
+@app.command("include")
+def include(
+    context: typer.Context,
+    reference: IdArgument,
+    number: Annotated[int, typer.Argument(metavar="N", help="Number shown by `refs exclusions`.")],
+    config_file: ConfigOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Remove an exclusion; the span alerts again."""
+    from monitor.rights.store import RightsStore
+
+    RightsStore(settings_of(context, config_file, data_dir).data_dir).remove_exclusion(reference, number)
+    typer.echo(f"removed: exclusion {number} of {reference}")

@@ -1,4 +1,4 @@
-"""What every command shares: its options, its settings, and how results, progress and complaints are printed."""
+"""What every command shares: options, settings, and how results, progress and errors are printed."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from rich.table import Table
 from monitor.config.settings import Settings, load_settings
 from monitor.ops.timestamps import rfc3339
 
-FAILED, USAGE, CONFIG, UNREACHABLE = 1, 2, 3, 4  # exit codes
+FAILED, CONFIG, UNREACHABLE = 1, 3, 4  # exit codes; invalid usage is 2, by Click
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="Configuration file.", envvar="COPYWATCH_CONFIG")
 ]
 DataDirOption = Annotated[
-    Path | None, typer.Option("--data-dir", metavar="DIR", help="Where all state lives; wins over the configuration.")
+    Path | None,
+    typer.Option("--data-dir", metavar="DIR", help="Folder of all stored data; overrides the configuration."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+NoteOption = Annotated[str, typer.Option(help="Reason, in your words.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID")]
 
 
 def settings_of(context: typer.Context, config_file: Path | None = None, data_dir: Path | None = None) -> Settings:
-    """The settings; options after the command win over those before it."""
+    """The settings; options after the command override those before it."""
     outer_config, outer_data_dir = context.obj
     return load_settings(config_file or outer_config, data_dir=data_dir or outer_data_dir)
 
 
-def complain(complaint: object) -> None:
-    for line in str(complaint).splitlines():
+def print_error(error: object) -> None:
+    for line in str(error).splitlines():
         typer.echo(f"copywatch: {line}", err=True)
 
 
 def print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=plain))
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False, default=printable))
 
 
-def plain(value: object) -> object:
-    if isinstance(value, datetime):
-        return rfc3339(value)
-    return str(value)
+def printable(value: object) -> str:
+    return rfc3339(value) if isinstance(value, datetime) else str(value)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Aligned columns; on a terminal they are folded to its width, in a pipe nothing is cut."""
+    """Prints aligned columns: folded to the width of a terminal, never cut in a pipe."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=10_000)
@@ -67,8 +68,8 @@ def clock(seconds: float) -> str:
 
 
 @contextmanager
-def progress_bar(what: str, unit: str = "s") -> Iterator[Callable[[float, float | None], None]]:
-    """A bar on stderr while open, and what moves it (seconds done, of how many); no bar where nobody watches."""
+def progress_bar(label: str, unit: str = "s") -> Iterator[Callable[[float, float | None], None]]:
+    """Shows a bar on stderr while open, if that is a terminal; yields its update(done, total)."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -78,5 +79,5 @@ def progress_bar(what: str, unit: str = "s") -> Iterator[Callable[[float, float 
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(what, total=None)
-        yield lambda at, total: progress.update(task, completed=int(at), total=total and int(total))
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=int(done), total=total and int(total))

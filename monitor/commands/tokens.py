@@ -1,4 +1,4 @@
-"""`copywatch tokens`: who may use the API and the dashboard. A running `serve` heeds each change within a second."""
+"""`copywatch tokens`: access to the API and the dashboard. A running `serve` applies changes within a second."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import typer
 
 from monitor.commands.terminal import ConfigOption, DataDirOption, JsonOption, print_json, print_table, settings_of
 
-app = typer.Typer(no_args_is_help=True, help="Who may use the API and the dashboard.")
+app = typer.Typer(no_args_is_help=True, help="Access tokens of the API and the dashboard.")
 
 
 class Scope(StrEnum):
-    """What a token may do; each may do what the one before it may."""
+    """Permissions of a token; each scope includes the one before it."""
 
     read = "read"
     write = "write"
@@ -24,15 +24,15 @@ class Scope(StrEnum):
 @app.command("add")
 def add(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Whose it is: letters, digits and . _ @ -")],
+    name: Annotated[str, typer.Argument(help="Its owner: letters, digits and . _ @ -")],
     scope: Annotated[
-        Scope, typer.Option(help="`read` looks, `write` also changes, `admin` also sees to webhooks and tokens.")
+        Scope, typer.Option(help="`read` views, `write` also changes, `admin` also manages webhooks and tokens.")
     ] = Scope.read,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token and print it: this once, for only its hash is kept."""
+    """Create a token and print it once; only its hash is stored."""
     from monitor.web.auth.tokens import Tokens
 
     token = Tokens(settings_of(context, config_file, data_dir).data_dir).add(name, scope.value)
@@ -49,7 +49,7 @@ def list_tokens(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List who has a token."""
+    """List the tokens: name, scope and creation time."""
     from monitor.web.auth.tokens import Tokens
 
     found = [dataclasses.asdict(one) for one in Tokens(settings_of(context, config_file, data_dir).data_dir).all()]
@@ -58,7 +58,7 @@ def list_tokens(
     if as_json:
         print_json(found)
     else:
-        print_table(("NAME", "SCOPE", "MADE"), [list(one.values()) for one in found])
+        print_table(("NAME", "SCOPE", "CREATED"), [list(one.values()) for one in found])
 
 
 @app.command("rm")
@@ -68,7 +68,7 @@ def remove(
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Remove tokens; whoever has one is out within a second."""
+    """Remove tokens; they stop working within a second."""
     from monitor.web.auth.tokens import Tokens
 
     tokens = Tokens(settings_of(context, config_file, data_dir).data_dir)

@@ -1,4 +1,4 @@
-"""`copywatch webhooks`: who is told of alerts over the web. A running `serve` heeds each change within a second."""
+"""`copywatch webhooks`: HTTP receivers of alerts. A running `serve` applies changes within a second."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from monitor.commands.terminal import (
     FAILED,
     ConfigOption,
     DataDirOption,
+    IdArgument,
     JsonOption,
     print_json,
     print_table,
     settings_of,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Who is told of alerts over the web.")
-
-IdArgument = Annotated[str, typer.Argument(metavar="ID")]
+app = typer.Typer(no_args_is_help=True, help="HTTP receivers of alerts.")
 
 
 @app.command("add")
 def add(
     context: typer.Context,
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where to post, or - to read it from stdin.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Address to POST to, or - to read it from stdin.")],
     types: Annotated[
-        list[str] | None, typer.Option("--type", help="Only such events, as alert.ended; may be given often.")
+        list[str] | None, typer.Option("--type", help="Only this event type, such as alert.ended; repeatable.")
     ] = None,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell somebody from now on, and print its secret: this once."""
+    """Send future alerts to an address, and print its secret once."""
     from monitor.alerting.webhooks import WebhookStore
 
     url = sys.stdin.readline().strip() if url == "-" else url
-    made = WebhookStore(settings_of(context, config_file, data_dir).data_dir).add(url, types or ())
+    webhook = WebhookStore(settings_of(context, config_file, data_dir).data_dir).add(url, types or ())
     if as_json:
-        print_json({**made.as_dict(), "secret": made.secret})
+        print_json({**webhook.as_dict(), "secret": webhook.secret})
     else:
-        typer.echo(f"added: {made.id}\nsecret: {made.secret}")
+        typer.echo(f"added: {webhook.id}\nsecret: {webhook.secret}")
 
 
 @app.command("list")
@@ -51,7 +50,7 @@ def list_webhooks(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List who is told."""
+    """List the webhooks."""
     from monitor.alerting.webhooks import WebhookStore
 
     found = [one.as_dict() for one in WebhookStore(settings_of(context, config_file, data_dir).data_dir).all()]
@@ -70,7 +69,7 @@ def send_test(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a test message now, once, and say what came of it; exit 1 where it was not taken."""
+    """Send a test message once and print the result; exit 1 if it was not accepted."""
     import asyncio
 
     from monitor.alerting.webhook_delivery import send
@@ -84,7 +83,7 @@ def send_test(
     if as_json:
         print_json(done.as_dict())
     else:
-        typer.echo(f"taken: it answered {attempt.status}" if attempt.succeeded else f"not taken: {attempt.error}")
+        typer.echo(f"accepted: status {attempt.status}" if attempt.succeeded else f"not accepted: {attempt.error}")
     if done.state != DONE:
         raise typer.Exit(FAILED)
 
@@ -93,12 +92,12 @@ def send_test(
 def deliveries(
     context: typer.Context,
     webhook_id: IdArgument,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of deliveries.")] = 50,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List what was sent and what became of it, the newest first."""
+    """List deliveries and their results, newest first."""
     from monitor.alerting.webhooks import WebhookStore
 
     webhooks = WebhookStore(settings_of(context, config_file, data_dir).data_dir)
@@ -119,22 +118,22 @@ def replay(
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Send one again; a running `serve` does so within a second."""
+    """Send one delivery again; a running `serve` does so within a second."""
     from monitor.alerting.webhooks import WebhookStore
 
     WebhookStore(settings_of(context, config_file, data_dir).data_dir).replay(webhook_id, delivery)
-    typer.echo(f"waits: {delivery}")
+    typer.echo(f"delivery {delivery} queued")
 
 
 @app.command("enable")
 def enable(
     context: typer.Context, webhook_id: IdArgument, config_file: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
-    """Switch one on again that was switched off; what waited goes out."""
+    """Enable a disabled webhook; queued deliveries are sent."""
     from monitor.alerting.webhooks import WebhookStore
 
     WebhookStore(settings_of(context, config_file, data_dir).data_dir).enable(webhook_id)
-    typer.echo(f"on: {webhook_id}")
+    typer.echo(f"enabled: {webhook_id}")
 
 
 @app.command("rotate")
@@ -142,27 +141,27 @@ def rotate(
     context: typer.Context,
     webhook_id: IdArgument,
     at_once: Annotated[
-        bool, typer.Option("--at-once", help="The old secret signs no more, not even for a day.")
+        bool, typer.Option("--at-once", help="Stop signing with the old secret now, not after a day.")
     ] = False,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give it a new secret and print that: this once. For a day messages are signed with both."""
+    """Create a new secret and print it once. For a day messages are signed with both."""
     from monitor.alerting.webhooks import WebhookStore
 
-    made = WebhookStore(settings_of(context, config_file, data_dir).data_dir).rotate(webhook_id, at_once=at_once)
+    webhook = WebhookStore(settings_of(context, config_file, data_dir).data_dir).rotate(webhook_id, at_once=at_once)
     if as_json:
-        print_json({**made.as_dict(), "secret": made.secret})
+        print_json({**webhook.as_dict(), "secret": webhook.secret})
     else:
-        typer.echo(f"secret: {made.secret}")
+        typer.echo(f"secret: {webhook.secret}")
 
 
 @app.command("rm")
 def remove(
     context: typer.Context, webhook_id: IdArgument, config_file: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
-    """Tell it nothing more; what it is owed is forgotten."""
+    """Remove a webhook and its queued deliveries."""
     from monitor.alerting.webhooks import WebhookStore
 
     WebhookStore(settings_of(context, config_file, data_dir).data_dir).remove(webhook_id)

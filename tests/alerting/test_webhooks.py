@@ -286,9 +286,9 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     with open_receiver(lambda n: 200 if n == 1 else 500) as one:
         made: dict[str, Any] = json.loads(run("add", one.url, "--type", "alert.ended", "--json").stdout)
         assert made["secret"].startswith("whsec_")
-        assert run("test", made["id"]).stdout == "taken: it answered 200\n"
+        assert run("test", made["id"]).stdout == "accepted: status 200\n"
         failed = run("test", made["id"])
-        assert (failed.exit_code, failed.stdout) == (1, "not taken: it answered 500\n")
+        assert (failed.exit_code, failed.stdout) == (1, "not accepted: it answered 500\n")
     listed = run("list", "--json").stdout
     assert made["secret"] not in listed
     log = json.loads(run("deliveries", made["id"], "--json").stdout)

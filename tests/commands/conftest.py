@@ -1,4 +1,4 @@
-"""Commands as they are typed, with a small encoder and some films."""
+"""Runs commands with a small encoder and two short videos."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tests.support.onnx_encoders import write_grid
 
 
 @dataclass(frozen=True)
-class Ended:
+class Result:
     code: int
     out: str
     err: str
 
     @property
-    def said(self) -> object:
+    def json(self) -> object:
         return json.loads(self.out)
 
 
-Run = Callable[..., Ended]
+Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +44,22 @@ def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command in this process, in a library of its own."""
+    """Runs a command in this process, with a new data folder."""
     for name in [name for name in os.environ if name.startswith("COPYWATCH_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("COPYWATCH_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("COPYWATCH_ENCODER", str(encoder))
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments: object) -> Ended:
+    def call(*arguments: object) -> Result:
         capfd.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit:
             main([str(one) for one in arguments])
         out, err = capfd.readouterr()
         assert "Traceback" not in err
-        assert "\x1b" not in out + err, "colour, and nobody watches"
-        code = ended.value.code
+        assert "\x1b" not in out + err, "colour without a terminal"
+        code = exit.value.code
         assert isinstance(code, int)
-        return Ended(code, out, err)
+        return Result(code, out, err)
 
     return call

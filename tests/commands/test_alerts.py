@@ -1,4 +1,4 @@
-"""`copywatch alerts`: what was told, in words and as JSON."""
+"""`copywatch alerts`: as text and as JSON."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def data_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def alerts(capsys: pytest.CaptureFixture[str], data_dir: Path, *words: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as left:
-        main(["alerts", *words, "--data-dir", str(data_dir)])
-    said = capsys.readouterr()
-    assert left.value.code == code, said.err
-    return said.out if code == 0 else said.err
+def alerts(capsys: pytest.CaptureFixture[str], data_dir: Path, *arguments: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as exit:
+        main(["alerts", *arguments, "--data-dir", str(data_dir)])
+    out, err = capsys.readouterr()
+    assert exit.value.code == code, err
+    return out if code == 0 else err
 
 
-def test_list_shows_each_alert_as_it_was_told_last(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_the_latest_state_of_each_alert(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     heading, newest, oldest = alerts(capsys, data_dir, "list").splitlines()
     assert heading.split()[:3] == ["N", "ID", "STATE"]
     assert newest.split()[:4] == ["4", "a2", "started", "ch6"]
@@ -41,25 +41,25 @@ def test_list_shows_each_alert_as_it_was_told_last(data_dir: Path, capsys: pytes
     assert "retracted" in alerts(capsys, data_dir, "list", "--type", "nonsense", code=2)
 
 
-def test_show_says_all_of_one(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = alerts(capsys, data_dir, "show", "a1")
-    assert "1 s at 00:00:20 (reconnect)" in said
-    assert [line.split()[2] for line in said.splitlines()[-5:-2]] == ["started", "updated", "ended"]
-    assert "no evidence" in said.splitlines()[-1]
+def test_show_prints_all_of_one_alert(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = alerts(capsys, data_dir, "show", "a1")
+    assert "1 s at 00:00:20 (reconnect)" in text
+    assert [line.split()[2] for line in text.splitlines()[-5:-2]] == ["started", "updated", "ended"]
+    assert "no evidence" in text.splitlines()[-1]
     whole = json.loads(alerts(capsys, data_dir, "show", "a1", "--json"))
     assert [one["seq"] for one in whole["events"]] == [1, 2, 3]
     assert (whole["alert"]["type"], whole["reviews"], whole["evidence"]) == ("alert.ended", [], None)
     assert "no alert a9" in alerts(capsys, data_dir, "show", "a9", code=1)
 
 
-def test_show_says_where_a_copy_paused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_the_pauses_of_a_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Outbox.open(tmp_path, ()) as outbox:
         outbox.write([OutboxEntry("ch5", [sample_alert(7, pauses=(Pause(65.0, 4.0),))])])
-    said = alerts(capsys, tmp_path, "show", sample_alert(7).id)
-    assert [line.split(maxsplit=1)[1] for line in said.splitlines() if line.startswith("pauses")] == ["4 s at 00:01:05"]
+    text = alerts(capsys, tmp_path, "show", sample_alert(7).id)
+    assert [line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("pauses")] == ["4 s at 00:01:05"]
 
 
-def test_tail_goes_on_after_a_number(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tail_continues_after_a_number(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = alerts(capsys, data_dir, "tail", "--no-follow", "--after", "2", "--json").splitlines()
     assert [json.loads(line)["n"] for line in lines] == [3, 4]
     assert alerts(capsys, data_dir, "tail", "--no-follow") == ""

@@ -1,4 +1,4 @@
-"""`copywatch channels`: the file keeps its comments, a running monitor follows it, and no address is shown."""
+"""`copywatch channels`: comments of the file survive, a running monitor applies it, and no credentials are printed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_channel_comes_and_goes_and_the_rest_of_the_file_stays(config: Path) -> None:
+def test_adding_and_removing_a_channel_changes_nothing_else_in_the_file(config: Path) -> None:
     added = copywatch("channels", "add", "seven", "-", "--config", str(config), stdin="rtsp://u:s3cret@cam/7\n")
     assert (added.returncode, added.stdout) == (0, "added: seven (rtsp://cam)\n")
     written = config.read_text()
@@ -79,15 +79,15 @@ FORMS = [
 
 @pytest.mark.parametrize("text", FORMS)
 @pytest.mark.parametrize("url", ["rtsp://u:p%40s@cam:554/1?a=b&c=d#e", "udp://h:3", "/media/a: b.ts"])
-def test_whatever_the_file_looks_like(text: str, url: str, tmp_path: Path) -> None:
+def test_channels_are_added_and_removed_in_every_form_of_file(text: str, url: str, tmp_path: Path) -> None:
     config = tmp_path / "copywatch.yaml"
     config.write_text(text)
     before = load_settings(config).channels
     new = ChannelSettings(name="new", url=url, mode="economy", allow=("10.0.0.0/8", "cdn"))
     add_channel(config, new)
     assert load_settings(config).channels == [*before, new]
-    for n, gone in enumerate(before):
-        remove_channel(config, gone.name)
+    for n, channel in enumerate(before):
+        remove_channel(config, channel.name)
         assert load_settings(config).channels == [*before[n + 1 :], new]
     remove_channel(config, "new")
     assert load_settings(config).channels == []
@@ -95,7 +95,7 @@ def test_whatever_the_file_looks_like(text: str, url: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (("add", "five", "http://h/x"), "there is a channel five already"),
         (("add", "se ven", "http://h/x"), "name: expected letters, digits, dots"),
@@ -105,16 +105,18 @@ def test_whatever_the_file_looks_like(text: str, url: str, tmp_path: Path) -> No
         (("rm", "nine"), "there is no channel nine"),
     ],
 )
-def test_what_is_wrong_is_said_and_changes_nothing(config: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_an_invalid_change_is_reported_and_leaves_the_file_alone(
+    config: Path, arguments: tuple[str, ...], error: str
+) -> None:
     done = copywatch("channels", *arguments, "--config", str(config))
     assert done.returncode == 3
-    assert said in done.stderr
+    assert error in done.stderr
     assert "s3cret" not in done.stderr + done.stdout
     assert config.read_text() == COMMENTED
     assert sorted(path.name for path in config.parent.iterdir()) == ["copywatch.yaml"]
 
 
-def test_a_file_that_is_not_there_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_missing_file_is_created_for_its_owner_only(tmp_path: Path) -> None:
     config = tmp_path / "new.yaml"
     assert copywatch("channels", "add", "one", "http://h/x", "--config", str(config)).returncode == 0
     assert config.stat().st_mode & 0o777 == 0o600
@@ -122,13 +124,13 @@ def test_a_file_that_is_not_there_is_made_for_its_owner_alone(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_testing_a_channel_says_what_it_is_and_saves_a_picture(tmp_path: Path) -> None:
+def test_testing_a_channel_describes_it_and_saves_a_picture(tmp_path: Path) -> None:
     playlist = LivePlaylist(Air(write_air(tmp_path / "air.ts"), LENGTH_S))
     time.sleep(4)  # until there is a segment
     with WebServer(playlist.answer) as web:
         url = f"http://u:s3cret@127.0.0.1:{web.port}/live.m3u8"
-        asked = ("--seconds", "4", "--json", "--thumbnail", "first picture")
-        done = copywatch("channels", "test", "-", *asked, stdin=url, cwd=tmp_path)
+        options = ("--seconds", "4", "--json", "--thumbnail", "first picture")
+        done = copywatch("channels", "test", "-", *options, stdin=url, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["codec"], found["size"], found["container"]) == ("h264", "160x90", "hls")
@@ -139,7 +141,7 @@ def test_testing_a_channel_says_what_it_is_and_saves_a_picture(tmp_path: Path) -
     assert "s3cret" not in done.stdout + done.stderr
 
 
-def test_testing_what_cannot_be_opened_is_exit_4(tmp_path: Path) -> None:
+def test_testing_an_unreachable_channel_exits_with_4(tmp_path: Path) -> None:
     done = copywatch("channels", "test", "http://u:s3cret@127.0.0.1:9/x?token=s3cret", cwd=tmp_path)
     assert done.returncode == 4
     assert "refuses the connection" in done.stderr
@@ -148,7 +150,7 @@ def test_testing_what_cannot_be_opened_is_exit_4(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_running_monitor_follows_the_file(tmp_path: Path) -> None:
+def test_a_running_monitor_applies_changes_of_the_file(tmp_path: Path) -> None:
     config = tmp_path / "copywatch.yaml"
     with on_air(Air(write_air(tmp_path / "air.ts"), LENGTH_S)) as web:
         url = f"http://u:s3cret@127.0.0.1:{web.port}/x.ts"
@@ -163,7 +165,7 @@ def test_a_running_monitor_follows_the_file(tmp_path: Path) -> None:
             assert "s3cret" not in children
             assert copywatch("channels", "rm", "two", "--config", str(config)).returncode == 0
             wait_for(serving, 'channel="two"', there=False)
-            config.write_text("channels: [wrong\n")  # a mistake changes nothing
+            config.write_text("channels: [wrong\n")  # an invalid file changes nothing
             serving.wait_for("the channels stay as they are")
             metrics = serving.get("/metrics")[1]
             assert 'copywatch_channel_state{channel="one",state="up"} 1.0' in metrics
@@ -176,8 +178,8 @@ def test_a_running_monitor_follows_the_file(tmp_path: Path) -> None:
     assert "s3cret" not in "".join(serving.log) + serving.process.stderr.read() + metrics
 
 
-def wait_for(serving: Serving, words: str, *, there: bool = True) -> None:
+def wait_for(serving: Serving, line: str, *, there: bool = True) -> None:
     deadline = time.monotonic() + WAIT_S
-    while (words in serving.get("/metrics")[1]) != there:
+    while (line in serving.get("/metrics")[1]) != there:
         assert time.monotonic() < deadline, serving.get("/metrics")[1]
-        time.sleep(0.2)  # between two looks at another process
+        time.sleep(0.2)  # polls another process

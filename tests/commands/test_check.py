@@ -1,4 +1,4 @@
-"""`copywatch check`: copies in recordings, told and written."""
+"""`copywatch check`: copies in recordings, printed and written to a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from monitor.cli import main
 from monitor.demo.films import Film
-from tests.commands.conftest import Ended, Run
+from tests.commands.conftest import Result, Run
 from tests.support.media import write_clip
 
 HARBOUR = Film("harbour", "Harbour", 11, ("hills", "face", "city", "card"), 40.0)
@@ -34,11 +34,11 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
     write_clip(folder / "harbour.mp4", ((at, HARBOUR.picture(at)) for at in moments[:200]), fps=5)
     write_clip(archive.clean, ((at, OTHER.picture(at)) for at in moments[:100]), fps=5)
     # seconds of the recording: 0 other 12.4 the film from its 10.0 on 32.4 other 50
-    aired = ((at, HARBOUR.picture(at - 2.4) if 12.4 <= at < 32.4 else OTHER.picture(at)) for at in moments)
-    write_clip(archive.copied, aired, fps=5)
-    with pytest.raises(SystemExit) as ended:
+    pictures = ((at, HARBOUR.picture(at - 2.4) if 12.4 <= at < 32.4 else OTHER.picture(at)) for at in moments)
+    write_clip(archive.copied, pictures, fps=5)
+    with pytest.raises(SystemExit) as exit:
         main(["refs", "add", str(folder / "harbour.mp4"), "--data-dir", str(archive.data_dir)])
-    assert ended.value.code == 0
+    assert exit.value.code == 0
     return archive
 
 
@@ -50,8 +50,8 @@ def check(run: Run, archive: Archive, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def test_check_writes_each_copy_in_the_recordings_own_seconds(check: Run, archive: Archive, tmp_path: Path) -> None:
-    ended = check(archive.copied, "--channel", "five", "--segments", "found.jsonl")
-    assert (ended.code, ended.err) == (0, "")
+    result = check(archive.copied, "--channel", "five", "--segments", "found.jsonl")
+    assert (result.code, result.err) == (0, "")
     (line,) = (tmp_path / "found.jsonl").read_text().splitlines()
     found = json.loads(line)
     assert (found["channel"], found["reference"]) == ("five", "harbour")
@@ -59,21 +59,21 @@ def test_check_writes_each_copy_in_the_recordings_own_seconds(check: Run, archiv
     assert {key: found[key] for key in near} == pytest.approx(near, abs=3.0)
     assert found["channel_start"] < found["detected_at"] <= found["channel_end"]
     assert 0 < found["score"] <= 1
-    assert "five" in ended.out
-    assert "harbour" in ended.out
+    assert "five" in result.out
+    assert "harbour" in result.out
     assert not list(tmp_path.glob("*.tmp"))
 
 
-def test_check_of_several_names_each_by_its_file(check: Run, archive: Archive) -> None:
-    ended = check(archive.clean, archive.copied, "none.ts", "--json", "--fail-on-match")
-    assert ended.code == 1
-    assert isinstance(ended.said, list)
-    assert [one["channel"] for one in ended.said] == ["monday"]
-    assert ended.err.count("\n") == 1
-    assert "none.ts" in ended.err
+def test_check_of_several_files_names_each_channel_after_its_file(check: Run, archive: Archive) -> None:
+    result = check(archive.clean, archive.copied, "none.ts", "--json", "--fail-on-match")
+    assert result.code == 1
+    assert isinstance(result.json, list)
+    assert [one["channel"] for one in result.json] == ["monday"]
+    assert result.err.count("\n") == 1
+    assert "none.ts" in result.err
 
 
-def test_check_of_a_clean_recording_is_0_whatever_is_asked(check: Run, archive: Archive, tmp_path: Path) -> None:
-    ended = check(archive.clean, "--fail-on-match", "--segments", "found.jsonl")
-    assert ended == Ended(0, "no copy found\n", "")
+def test_check_of_a_recording_without_copies_exits_with_0(check: Run, archive: Archive, tmp_path: Path) -> None:
+    result = check(archive.clean, "--fail-on-match", "--segments", "found.jsonl")
+    assert result == Result(0, "no copy found\n", "")
     assert (tmp_path / "found.jsonl").read_text() == ""

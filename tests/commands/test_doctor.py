@@ -1,4 +1,4 @@
-"""`copywatch doctor`: each fault says what to do."""
+"""`copywatch doctor`: each fault says how to fix it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Ended, Run
+from tests.commands.conftest import Result, Run
 
 
-def findings(ended: Ended) -> dict[str, dict[str, object]]:
-    assert isinstance(ended.said, list)
-    return {finding["what"]: finding for finding in ended.said}
+def findings(result: Result) -> dict[str, dict[str, object]]:
+    assert isinstance(result.json, list)
+    return {finding["what"]: finding for finding in result.json}
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def free_port() -> int:
         return port
 
 
-def test_doctor_names_what_does_not_answer(
+def test_doctor_names_channels_that_do_not_answer(
     run: Run, tmp_path: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -34,21 +34,21 @@ def test_doctor_names_what_does_not_answer(
             "  - {name: gone, url: none.ts}\n  - {name: air, url: 'udp://239.0.0.1:9'}\n"
         )
         monkeypatch.delenv("COPYWATCH_ENCODER")
-        ended = run("doctor", "--config", "c.yaml", "--json")
-    found = findings(ended)
+        result = run("doctor", "--config", "c.yaml", "--json")
+    found = findings(result)
     assert [found[f"channel {name}"]["ok"] for name in ("up", "down", "gone", "air")] == [True, False, False, True]
-    assert "hunter2" not in ended.out
-    assert ended.code == 4
+    assert "hunter2" not in result.out
+    assert result.code == 4
     assert all(found[what]["ok"] for what in ("libraries", "data folder", "web port", "models", "library"))
 
 
-def test_doctor_finds_a_port_that_is_taken_and_a_folder_that_is_none(run: Run, tmp_path: Path) -> None:
+def test_doctor_finds_a_port_in_use_and_a_file_instead_of_a_folder(run: Run, tmp_path: Path) -> None:
     (tmp_path / "data").write_text("a file in the way")
     with socket.create_server(("127.0.0.1", 0)) as server:
         (tmp_path / "c.yaml").write_text(f"web: {{port: {server.getsockname()[1]}}}\n")
-        ended = run("doctor", "--config", "c.yaml")
-    assert ended.code == 1
-    faults = [line for line in ended.out.splitlines() if line.startswith("FAULT")]
+        result = run("doctor", "--config", "c.yaml")
+    assert result.code == 1
+    faults = [line for line in result.out.splitlines() if line.startswith("FAULT")]
     assert [line.split()[1] for line in faults][:2] == ["data", "web"]
     assert "set COPYWATCH_DATA_DIR" in faults[0]
     assert "set web.port" in faults[1]

@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Ended, Run
+from tests.commands.conftest import Result, Run
 from tests.support.media import write_film, write_sound
 
 
 def ids(run: Run) -> list[str]:
-    said = run("refs", "list", "--json").said
-    assert isinstance(said, list)
-    return [one["id"] for one in said]
+    listed = run("refs", "list", "--json").json
+    assert isinstance(listed, list)
+    return [one["id"] for one in listed]
 
 
-def test_a_library_that_is_not_there_is_empty(run: Run) -> None:
-    ended = run("refs", "list")
-    assert (ended.code, ended.out.split(), ended.err) == (0, ["ID", "LENGTH", "OWNER", "TITLE", "ADDED"], "")
-    assert run("refs", "list", "--json").said == []
+def test_a_missing_library_is_empty(run: Run) -> None:
+    result = run("refs", "list")
+    assert (result.code, result.out.split(), result.err) == (0, ["ID", "LENGTH", "OWNER", "TITLE", "ADDED"], "")
+    assert run("refs", "list", "--json").json == []
 
 
 def test_a_video_is_added_listed_shown_and_removed(run: Run, films: Path) -> None:
@@ -33,17 +33,17 @@ def test_a_video_is_added_listed_shown_and_removed(run: Run, films: Path) -> Non
     assert (added.code, added.out, added.err) == (0, "added: one (6 s)\n", "")
     row = run("refs", "list").out.splitlines()[1].split()
     assert row[:4] == ["one", "00:00:06", "ACME", "One"]
-    shown = run("refs", "show", "one", "--json").said
+    shown = run("refs", "show", "one", "--json").json
     assert isinstance(shown, dict)
     assert (shown["title"], shown["owner"], shown["n_seconds"]) == ("One", "ACME", 6)
     assert shown["tags"] == {"a": "b", "c": "d=e"}
     assert shown["added_at"].endswith("Z")
     assert "a=b, c=d=e" in run("refs", "show", "one").out
-    assert run("refs", "rm", "one") == Ended(0, "removed: one\n", "")
+    assert run("refs", "rm", "one") == Result(0, "removed: one\n", "")
     assert ids(run) == []
 
 
-def test_the_same_bytes_are_one_reference_and_other_bytes_of_the_name_another(
+def test_the_same_file_is_one_reference_and_another_file_of_its_name_is_a_second(
     run: Run, films: Path, tmp_path: Path
 ) -> None:
     assert run("refs", "add", films / "one.mp4").out == "added: one (6 s)\n"
@@ -56,16 +56,16 @@ def test_the_same_bytes_are_one_reference_and_other_bytes_of_the_name_another(
 def test_one_bad_file_does_not_stop_the_others(run: Run, films: Path, tmp_path: Path) -> None:
     (tmp_path / "text.mp4").write_text("no video at all")
     write_sound(tmp_path / "sound.m4a")
-    ended = run("refs", "add", films / "one.mp4", "none.mp4", "text.mp4", "sound.m4a", films / "two.mp4")
-    assert ended.code == 1
-    assert ended.out == "added: one (6 s)\nadded: two (5 s)\n"
-    complaints = ended.err.splitlines()
-    words = ("none.mp4", "text.mp4", "sound.m4a", "3 of 5 were not registered.")
-    assert [word in line for word, line in zip(words, complaints, strict=True)] == [True] * 4
+    result = run("refs", "add", films / "one.mp4", "none.mp4", "text.mp4", "sound.m4a", films / "two.mp4")
+    assert result.code == 1
+    assert result.out == "added: one (6 s)\nadded: two (5 s)\n"
+    errors = result.err.splitlines()
+    expected = ("none.mp4", "text.mp4", "sound.m4a", "3 of 5 files were not registered.")
+    assert [text in line for text, line in zip(expected, errors, strict=True)] == [True] * 4
     assert ids(run) == ["one", "two"]
 
 
-def test_an_id_that_is_taken_or_cannot_be_one_is_refused(run: Run, films: Path) -> None:
+def test_an_id_in_use_and_an_invalid_id_are_refused(run: Run, films: Path) -> None:
     run("refs", "add", films / "one.mp4", "--id", "x")
     taken = run("refs", "add", films / "two.mp4", "--id", "x")
     assert (taken.code, taken.out) == (1, "")
@@ -74,36 +74,38 @@ def test_an_id_that_is_taken_or_cannot_be_one_is_refused(run: Run, films: Path) 
     assert ids(run) == ["x"]
 
 
-@pytest.mark.parametrize("command", [("refs", "show", "nobody"), ("refs", "rm", "nobody")])
-def test_an_unknown_reference_is_said_to_be_one(run: Run, command: tuple[str, ...]) -> None:
-    ended = run(*command)
-    assert (ended.code, ended.out) == (1, "")
-    assert ended.err == "copywatch: There is no reference nobody; `copywatch refs list` shows those there are.\n"
+@pytest.mark.parametrize("command", [("refs", "show", "other"), ("refs", "rm", "other")])
+def test_an_unknown_reference_is_reported(run: Run, command: tuple[str, ...]) -> None:
+    result = run(*command)
+    assert (result.code, result.out) == (1, "")
+    assert result.err == "copywatch: There is no reference other; `copywatch refs list` shows those there are.\n"
 
 
 @pytest.mark.parametrize("command", [("refs", "rm", "x"), ("refs", "add", "one.mp4")])
-def test_a_data_folder_that_cannot_be_one_is_one_sentence(run: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_an_unusable_data_folder_is_reported_in_one_sentence(
+    run: Run, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     (tmp_path / "data").write_text("a file in the way")
-    ended = run(*command)
-    assert (ended.code, ended.out, ended.err.count("\n")) == (1, "", 1)
-    assert str(tmp_path / "data") in ended.err
+    result = run(*command)
+    assert (result.code, result.out, result.err.count("\n")) == (1, "", 1)
+    assert str(tmp_path / "data") in result.err
 
 
-def test_adding_as_json_has_the_report(run: Run, films: Path) -> None:
-    said = run("refs", "add", films / "one.mp4", "--json").said
-    assert isinstance(said, list)
-    assert said[0]["reference"]["id"] == "one"
-    assert said[0]["already_there"] is False
-    assert said[0]["report"]["n_seconds"] == 6
+def test_adding_with_json_prints_the_report(run: Run, films: Path) -> None:
+    results = run("refs", "add", films / "one.mp4", "--json").json
+    assert isinstance(results, list)
+    assert results[0]["reference"]["id"] == "one"
+    assert results[0]["already_there"] is False
+    assert results[0]["report"]["n_seconds"] == 6
 
 
 def test_folders_and_lists_on_stdin_are_registered(
     run: Run, films: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (films / "one.srt").write_text("words")
-    ended = run("refs", "add", films)
-    assert (ended.code, ended.out) == (0, "added: one (6 s)\nadded: two (5 s)\n")
-    assert ended.err == "copywatch: 1 files in folders were passed over: they are no videos by their names.\n"
+    result = run("refs", "add", films)
+    assert (result.code, result.out) == (0, "added: one (6 s)\nadded: two (5 s)\n")
+    assert result.err == "copywatch: Skipped 1 files in folders: their names have no video extension.\n"
     for between in ("\n", "\0"):
         lines = between.join([str(films / "one.mp4"), str(films / "two.mp4"), ""])
         (tmp_path / "list").write_text(lines)
@@ -111,32 +113,34 @@ def test_folders_and_lists_on_stdin_are_registered(
             monkeypatch.setattr("sys.stdin", stdin)
             assert run("refs", "add", "-").out == "already there: one (6 s)\nalready there: two (5 s)\n"
     (tmp_path / "nothing").mkdir()
-    assert run("refs", "add", tmp_path / "nothing") == Ended(1, "", "copywatch: There is no video there.\n")
+    assert run("refs", "add", tmp_path / "nothing") == Result(1, "", "copywatch: No video found.\n")
 
 
-def test_verify_names_what_is_damaged_and_repair_mends_the_catalogue(run: Run, films: Path, tmp_path: Path) -> None:
+def test_verify_names_damaged_references_and_repair_rebuilds_the_catalogue(
+    run: Run, films: Path, tmp_path: Path
+) -> None:
     run("refs", "add", films / "one.mp4", films / "two.mp4")
-    assert run("refs", "verify").out.startswith("all whole: 2 references, ")
+    assert run("refs", "verify").out.startswith("OK: 2 references, ")
     (path,) = (tmp_path / "data" / "features").glob("one.*")
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    ended = run("refs", "verify")
-    assert (ended.code, ended.out.splitlines()[0][:12]) == (1, "damaged: one")
-    assert "NOT WHOLE" in ended.out
+    result = run("refs", "verify")
+    assert (result.code, result.out.splitlines()[0][:12]) == (1, "damaged: one")
+    assert "DAMAGED: " in result.out
     listed = run("refs", "list")
     assert len(listed.out.splitlines()) == 2
-    assert "one is damaged and is not searched" in listed.err
+    assert "one is damaged and not searched" in listed.err
     path.write_bytes(content)
-    assert run("refs", "verify").out.startswith("whole again: one\nall whole: 2 references")
+    assert run("refs", "verify").out.startswith("OK again: one\nOK: 2 references")
     (tmp_path / "data" / "catalog.sqlite").write_bytes(b"no database " * 1000)
     refused = run("refs", "list")
     assert refused.code == 1
     assert "copywatch refs verify --repair" in refused.err
-    mended = run("refs", "verify", "--repair", "--json")
-    assert mended.code == 0
-    assert isinstance(mended.said, dict)
-    assert mended.said["whole"] is True
-    assert mended.said["repair"]["restored"] == ["one", "two"]
+    repaired = run("refs", "verify", "--repair", "--json")
+    assert repaired.code == 0
+    assert isinstance(repaired.json, dict)
+    assert repaired.json["whole"] is True
+    assert repaired.json["repair"]["restored"] == ["one", "two"]
     assert ids(run) == ["one", "two"]
 
 
@@ -146,10 +150,10 @@ def test_a_reference_is_exported_and_imported(run: Run, films: Path, tmp_path: P
     assert run("refs", "export", "one").code == 1
     there = ("--data-dir", tmp_path / "there")
     assert run("refs", "import", "one.copywatch", *there).out == "added: one (6 s)\n"
-    said = run("refs", "import", "one.copywatch", *there, "--json").said
-    assert isinstance(said, list)
-    assert said[0]["already_there"] is True
-    shown = run("refs", "show", "one", *there, "--json").said
+    results = run("refs", "import", "one.copywatch", *there, "--json").json
+    assert isinstance(results, list)
+    assert results[0]["already_there"] is True
+    shown = run("refs", "show", "one", *there, "--json").json
     assert isinstance(shown, dict)
     assert (shown["title"], shown["imported"], shown["thumbnails_sha256"]) == ("One", True, "")
     (tmp_path / "bad.copywatch").write_text("nothing of ours")
@@ -159,7 +163,7 @@ def test_a_reference_is_exported_and_imported(run: Run, films: Path, tmp_path: P
 
 
 @pytest.mark.slow
-def test_adding_on_a_terminal_shows_how_fast_and_how_long_still(encoder: Path, tmp_path: Path) -> None:
+def test_adding_on_a_terminal_shows_speed_and_time_left(encoder: Path, tmp_path: Path) -> None:
     write_film(tmp_path / "film.mp4", 4, 90)
     ours, theirs = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")}
@@ -172,20 +176,20 @@ def test_adding_on_a_terminal_shows_how_fast_and_how_long_still(encoder: Path, t
     )
     os.close(theirs)
     shown = b""
-    with suppress(OSError):  # the terminal is gone once nobody writes to it
+    with suppress(OSError):  # the terminal closes with its last writer
         while piece := os.read(ours, 65536):
             shown += piece
     os.close(ours)
     assert process.stdout is not None
     assert b"film" in process.stdout.read()
     assert process.wait() == 0
-    words = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
-    assert re.search(r"film\.mp4 \S+ 00:0\d:\d\d of 00:01:30 +\d+\.\dx +\d:\d\d:\d\d", words), words[-2000:]
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"film\.mp4 \S+ 00:0\d:\d\d of 00:01:30 +\d+\.\dx +\d:\d\d:\d\d", text), text[-2000:]
 
 
 def test_thumbnails_are_a_setting(run: Run, films: Path, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("registration: {thumbnails: false}\n")
     run("refs", "add", films / "one.mp4", "--config", "c.yaml")
     run("refs", "add", films / "two.mp4")
-    kept = [path.name.partition(".")[0] for path in (tmp_path / "data" / "thumbnails").iterdir()]
-    assert kept == ["two"]
+    stored = [path.name.partition(".")[0] for path in (tmp_path / "data" / "thumbnails").iterdir()]
+    assert stored == ["two"]

@@ -196,7 +196,7 @@ def test_licences_and_exclusions_in_words(tmp_path: Path, capsys: pytest.Capture
         catalog.add(some_reference(ReferenceId("film"), 90), some_features(90))
     window = ("--from", "2026-11-16T20:00:00+01:00", "--until", "2026-11-17T00:00:00Z")
     told = said(capsys, tmp_path, "licences", "add", "--reference", "film", "--channel", "ch5", *window)
-    assert told == "L1: reference film may be aired on ch5 from 2026-11-16T19:00:00Z until 2026-11-17T00:00:00Z\n"
+    assert told == "L1: reference film is permitted on ch5 from 2026-11-16T19:00:00Z until 2026-11-17T00:00:00Z\n"
     (one,) = json.loads(said(capsys, tmp_path, "licences", "list", "--json"))
     assert (one["id"], one["from"], one["owner"]) == ("L1", "2026-11-16T19:00:00Z", None)
     assert "ch5" in said(capsys, tmp_path, "licences", "list")
@@ -221,7 +221,7 @@ def test_reviews_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "confirmed, false" in said(capsys, tmp_path, "alerts", "review", ALERT, "perhaps", code=1)
     assert (
         said(capsys, tmp_path, "alerts", "review", ALERT, "confirmed", "--by", "Ann")
-        == f"{ALERT}: confirmed, says Ann\n"
+        == f"{ALERT}: reviewed as confirmed by Ann\n"
     )
     assert json.loads(said(capsys, tmp_path, "alerts", "review", ALERT, "false", "--note", "ident", "--json"))["note"]
     assert [review.decision for review in RightsStore(tmp_path).reviews(ALERT)] == ["confirmed", "false"]
