@@ -164,8 +164,8 @@ class AlertDispatcher:
             self._unsaved.popleft()
         for sink, numbers in taken.items():
             self._taken[sink] -= numbers
-        for sink, n in owed.items():
-            self._metrics.outbox_owed.labels(sink).set(n)
+        if owed:
+            self._metrics.process.backlog = owed
         if unsaved or any(entry.alerts for entry in entries):
             self._ring()
 

@@ -94,7 +94,7 @@ async def _settle(
             if alert_id in on_air:
                 continue
             await telling.put(OutboxEntry(news.channel, [news]))
-            metrics.alert_told(news.channel, news.type, news.licence)
+            metrics.count_alert(news.channel, news.type, news.licence)
         settled = [one for one in waiting if one.alert_id == alert_id]
         await asyncio.to_thread(desk.mark_applied, [one.n for one in settled])
         for one in settled:

@@ -57,7 +57,7 @@ class AppContext:
         self.history, self.rights = History(data_dir), RightsStore(data_dir)
         self.tokens = Tokens(data_dir)
         self.gatekeeper = Gatekeeper(self.tokens)
-        self.board = ChannelBoard(self.channels, self.metrics, self.history)
+        self.board = ChannelBoard(self.channels, self.metrics.channels, self.history)
         self.feed = EventFeed(self.history, self.rights, self.evidence, self.board, self.contents)
         self.registrar = Registrar(Jobs(data_dir), self.settings)
         self.webhooks = WebhookStore(data_dir)
