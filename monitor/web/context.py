@@ -82,8 +82,8 @@ class AppContext:
     def contents(self) -> Contents:
         """What the library holds; read again only after a change."""
         with self._contents_lock, self.catalog() as catalog:
-            tally = catalog.tally()
-            if self._contents is None or not tally or self._contents.tally != tally:
+            checksum = catalog.checksum()
+            if self._contents is None or not checksum or self._contents.checksum != checksum:
                 self._contents = catalog.contents()
             return self._contents
 
