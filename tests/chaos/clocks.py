@@ -1,4 +1,4 @@
-"""Stories of time: clocks that wrap, jump, stand still, are missing or run too fast."""
+"""Clock scenarios: stream clocks that wrap, jump, stop, are missing or run too fast."""
 
 from __future__ import annotations
 
@@ -16,46 +16,46 @@ from prometheus_client import CollectorRegistry
 from monitor.config.settings import ChannelSettings
 from monitor.ingest.live_source import LiveSource
 from monitor.ops.metrics import Metrics
-from tests.chaos.studio import Figures, Studio, sum_of
+from tests.chaos.faulty_channel import ClipSet, Figures, sum_of
 from tests.support import media
 from tests.support.live_stream import PACKET, WRAP, Air, WebServer, on_air, retimed
 from tests.support.running_source import FPS, HASTY, LENGTH_S, Watching, watching
 
 
-def jump(by_s: float) -> Callable[[Studio], Figures]:
-    def story(studio: Studio) -> Figures:
-        with studio.channel(f"jump{by_s:.0f}") as story:
-            story.air.jump_s += by_s
-            story.watched.wait(lambda: len(story.watched.epochs) == 2, "second epoch")
-            story.watched.wait_for_more()
-            epochs = story.watched.epochs
+def jump(by_s: float) -> Callable[[ClipSet], Figures]:
+    def scenario(clips: ClipSet) -> Figures:
+        with clips.channel(f"jump{by_s:.0f}") as channel:
+            channel.air.jump_s += by_s
+            channel.watched.wait(lambda: len(channel.watched.epochs) == 2, "second epoch")
+            channel.watched.wait_for_more()
+            epochs = channel.watched.epochs
             assert len(epochs) == 2, epochs
-            assert story.watched.value("copywatch_epochs_total") == 2
-            after = [one.second for one in story.watched.samples if one.epoch == epochs[1]]
-            assert after == list(range(after[0], after[0] + len(after)))  # never stretched over the jump
+            assert channel.watched.value("copywatch_epochs_total") == 2
+            after = [one.second for one in channel.watched.samples if one.epoch == epochs[1]]
+            assert after == list(range(after[0], after[0] + len(after)))  # not stretched across the jump
             return {"epochs": 2}
 
-    return story
+    return scenario
 
 
-def one_wrap(studio: Studio) -> Figures:
-    """The clock passes 2^33 ticks on air."""
-    air = Air(studio.clip, LENGTH_S, start_s=WRAP / 90_000 - 8)
+def one_wrap(clips: ClipSet) -> Figures:
+    """The clock passes 2^33 ticks during the stream."""
+    air = Air(clips.clip, LENGTH_S, start_s=WRAP / 90_000 - 8)
     with on_air(air) as web, watching(f"http://127.0.0.1:{web.port}/x.ts", "wrap") as watched:
         watched.wait(lambda: air.at_s > 11 and len(watched.samples) >= 6, "wrap")
         watched.wait_for_more()
         assert len(watched.epochs) == 1
         assert watched.holes == []
-        # A decoder that begins behind the wrap knows nothing of it.
+        # A decoder that starts after the wrap has not seen it.
         os.kill(watched.source._child.pid, signal.SIGKILL)  # type: ignore[union-attr]
         watched.wait_for_more(4)
         assert len(watched.epochs) == 1
         return {"seconds": len(watched.samples)}
 
 
-def many_wraps(studio: Studio, laps: float = 4.2) -> Figures:
-    """Several wraps in one connection, as many days of air: a picture every 9 s, sent as fast as it is read."""
-    air = Air(studio.clip, LENGTH_S)
+def many_wraps(clips: ClipSet, laps: float = 4.2) -> Figures:
+    """Several wraps in one connection, days of stream time: a picture every 9 s, sent as fast as it is read."""
+    air = Air(clips.clip, LENGTH_S)
     second = air.seconds(0, 1)
     step, n_steps = 9, int(laps * WRAP / 90_000 / 9)
 
@@ -64,14 +64,14 @@ def many_wraps(studio: Studio, laps: float = 4.2) -> Figures:
         request.end_headers()
         for n in range(n_steps):
             request.wfile.write(_numbered_packets(retimed(second, n * step * 90_000), n))
-        time.sleep(3600)  # keeps the connection open, so that it is no hang-up; nobody waits for it
+        time.sleep(3600)  # keeps the connection open; no test waits for its end
 
     metrics = Metrics(CollectorRegistry())
     with WebServer(answer) as web:
         settings = ChannelSettings(name="wraps", url=f"http://127.0.0.1:{web.port}/x.ts", mode="exact")
         patience = replace(HASTY, no_progress_s=30)
         source = LiveSource(settings, metrics, patience=patience, real_time=False)
-        watched = Watching(source, metrics, pictures=False)  # days of them
+        watched = Watching(source, metrics, pictures=False)  # days of pictures
         try:
             while not watched.samples or watched.samples[-1].second < (n_steps - 9) * step:
                 watched.wait_for_more()
@@ -79,14 +79,14 @@ def many_wraps(studio: Studio, laps: float = 4.2) -> Figures:
             assert len(watched.epochs) == 1, watched.epochs
             assert all(b > a for a, b in pairwise(seconds))
             span_s = seconds[-1] - seconds[0]
-            assert abs(span_s - n_steps * step) < 11 * step  # the last ones are not waited for
+            assert abs(span_s - n_steps * step) < 11 * step  # the last samples may still be on their way
             return {"wraps": int(laps), "hours": span_s / 3600}
         finally:
             watched.close()
 
 
 def _numbered_packets(packets: bytes, n: int) -> bytes:
-    """Continuity counters that go on, since the same packets are sent again and again."""
+    """The packets with continued continuity counters, since the same packets are sent repeatedly."""
     out = bytearray(packets)
     counts: dict[int, int] = {}
     for start in range(0, len(out), PACKET):
@@ -100,10 +100,10 @@ def _numbered_packets(packets: bytes, n: int) -> bytes:
     return bytes(out)
 
 
-def recording_as_live(studio: Studio) -> Figures:
-    """A recording that is served as fast as it can: a burst is taken, then it is read as time passes."""
+def recording_as_live(clips: ClipSet) -> Figures:
+    """A recording served as fast as possible: the source reads a burst, then continues at real time."""
     times = [n / 1 for n in range(150)]
-    path = studio.folder / "vod.ts"
+    path = clips.folder / "vod.ts"
     media.write_clip(path, ((t, media.numbered(int(t))) for t in times), fps=1, gop=1, b_frames=0)
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -115,15 +115,15 @@ def recording_as_live(studio: Studio) -> Figures:
     with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/vod.ts", "vod") as watched:
         watched.wait(lambda: len(watched.samples) >= 60, "burst")
         began, n = time.monotonic(), len(watched.samples)
-        time.sleep(4)  # what must not come in this time cannot be waited for
-        came = len(watched.samples) - n
-        assert came <= 1.02 * (time.monotonic() - began) + 4, came
-        return {"after_burst_s": came}
+        time.sleep(4)  # there is no event to wait for: nothing more may arrive in this time
+        n_more = len(watched.samples) - n
+        assert n_more <= 1.02 * (time.monotonic() - began) + 4, n_more
+        return {"after_burst_s": n_more}
 
 
-def vanished_times(studio: Studio) -> Figures:
-    """A raw stream has no times at all: it is numbered as it comes."""
-    path = studio.folder / "raw.h264"
+def missing_times(clips: ClipSet) -> Figures:
+    """A raw stream has no timestamps: seconds are counted as they arrive."""
+    path = clips.folder / "raw.h264"
     times = [n / FPS for n in range(8 * FPS)]
     media.write_clip(path, ((t, media.picture(5, t, 160, 90)) for t in times), fps=FPS, gop=FPS, b_frames=0)
 
@@ -132,7 +132,7 @@ def vanished_times(studio: Studio) -> Figures:
         request.end_headers()
         while True:
             request.wfile.write(path.read_bytes())
-            time.sleep(2)  # the pace of the air
+            time.sleep(2)  # real time
 
     with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/x.h264", "raw") as watched:
         watched.wait(lambda: len(watched.samples) >= 4, "seconds")
@@ -141,9 +141,9 @@ def vanished_times(studio: Studio) -> Figures:
         return {"seconds": len(seconds)}
 
 
-def variable_rate(studio: Studio) -> Figures:
-    """Ten pictures a second, then none for three: what was not shown is a hole, and nobody reconnects for it."""
-    path = studio.folder / "variable.ts"
+def variable_rate(clips: ClipSet) -> Figures:
+    """Ten pictures a second, then none for three seconds: the missing seconds are a gap, without a reconnect."""
+    path = clips.folder / "variable.ts"
     if not path.exists():
         times = [n / 10 for n in range(11)] + [3.9]
         media.write_clip(path, ((t, media.picture(6, t, 160, 90)) for t in times), fps=10, gop=1, b_frames=0)
@@ -160,14 +160,14 @@ def variable_rate(studio: Studio) -> Figures:
         return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
 
 
-def picture_rate(every_s: float) -> Callable[[Studio], Figures]:
-    """Pictures as rare, or as many, as that: every second is seen that has one, and no other."""
+def picture_rate(every_s: float) -> Callable[[ClipSet], Figures]:
+    """A picture every `every_s`: exactly the seconds that have a picture are sampled."""
 
-    def story(studio: Studio) -> Figures:
-        path, length_s = studio.folder / f"every{every_s:.3f}.ts", max(2, math.ceil(every_s))
+    def scenario(clips: ClipSet) -> Figures:
+        path, length_s = clips.folder / f"every{every_s:.3f}.ts", max(2, math.ceil(every_s))
         times = [n * every_s for n in range(round(length_s / every_s))]
-        shown = ((t, media.picture(8, t, 160, 90)) for t in times)
-        media.write_clip(path, shown, fps=max(1, round(1 / every_s)), gop=max(1, round(1 / every_s)), b_frames=0)
+        pictures = ((t, media.picture(8, t, 160, 90)) for t in times)
+        media.write_clip(path, pictures, fps=max(1, round(1 / every_s)), gop=max(1, round(1 / every_s)), b_frames=0)
         patience = replace(HASTY, no_progress_s=6 + 4 * every_s)
         with (
             on_air(Air(path, length_s)) as web,
@@ -177,8 +177,8 @@ def picture_rate(every_s: float) -> Callable[[Studio], Figures]:
             assert {n for _, n, _ in watched.holes} <= {max(0, round(every_s) - 1)}, watched.holes
             assert len(watched.epochs) == 1, watched.epochs
             reconnects = sum_of(watched, "copywatch_reconnects_total")
-            # To open, FFmpeg wants three pictures within 10 s; where they come every 5 s that may take a second try.
+            # FFmpeg needs three pictures within 10 s to open a stream; at one every 5 s this may take a second attempt.
             assert reconnects <= (every_s > 2), (reconnects, watched.seconds)
             return {"seconds": len(watched.samples), "reconnects": reconnects}
 
-    return story
+    return scenario

@@ -1,9 +1,9 @@
-"""Bad media: thousands of files that were cut, flipped, shuffled, spliced or made up, and what becomes of them.
+"""Bad media: thousands of files that are truncated, damaged, reordered, spliced or forged, and the outcome of each.
 
-Every case follows from its name and the seed. They are decoded by the child's own code, fifty to a process with its
-memory limit and an alarm, because a start for each would take most of the time; what kills such a process is tried
-again alone. A third is decoded by key pictures only, a third as if it were live. A case may be decoded or refused. It
-may not hang, take more memory than allowed, or break anything but its own process.
+Every case is determined by its name and the seed. The code of the decoding child decodes them, fifty per process with
+its memory limit and an alarm, because a process each would take most of the time; a case that kills such a process is
+retried alone. A third is decoded in economy mode, a third as live. A case may be decoded or refused. It must not hang,
+exceed the memory limit, or affect anything but its own process.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from tests.chaos.seeds import SEEDS, seed_file
 from tests.support.live_stream import PACKET, retimed
 
 BATCH = 50
-ALARM_S = 30  # a case takes no longer
+ALARM_S = 30  # longest allowed time of a case
 MOST_RSS_MB = 512
-Case = tuple[str, Callable[[], bytes], str]  # name, what makes its content, ending
-Made = Iterator[tuple[str, bytes, str]]  # the same, made
+Case = tuple[str, Callable[[], bytes], str]  # name, function that returns its content, file extension
+Built = Iterator[tuple[str, bytes, str]]  # name, content, file extension
 
 
-# --- the kinds of damage ---------------------------------------------------------------------------------------------
+# --- kinds of damage -------------------------------------------------------------------------------------------------
 
 
 def truncated(whole: bytes, n: int, luck: random.Random) -> bytes:
@@ -60,7 +60,7 @@ def _flip(whole: bytes, times: int, within: int, luck: random.Random) -> bytes:
 
 
 def shuffled(whole: bytes, n: int, luck: random.Random) -> bytes:
-    """A chunk deleted, doubled or swapped with another."""
+    """A chunk deleted, duplicated or moved."""
     size = luck.randint(1, max(2, len(whole) // 8))
     at, to = luck.randrange(len(whole)), luck.randrange(len(whole))
     chunk = whole[at : at + size]
@@ -73,7 +73,7 @@ def shuffled(whole: bytes, n: int, luck: random.Random) -> bytes:
     return rest[:to] + chunk + rest[to:]
 
 
-def rained_on(whole: bytes, n: int, luck: random.Random) -> bytes:
+def bit_errors(whole: bytes, n: int, luck: random.Random) -> bytes:
     """Bits flipped everywhere, one in ten thousand to one in a hundred."""
     rate = 10 ** luck.uniform(-4, -2)
     bits = np.random.default_rng(luck.randrange(1 << 32)).random(8 * len(whole)) < rate
@@ -81,7 +81,7 @@ def rained_on(whole: bytes, n: int, luck: random.Random) -> bytes:
 
 
 def noisy(whole: bytes, n: int, luck: random.Random, ending: str) -> bytes:
-    """Packets damaged or dropped inside a container that is whole."""
+    """Packets damaged or dropped inside an intact container."""
     filters = [f"noise=amount={amount}" for amount in (1, 5, 20, 200)] + [
         "noise=drop=not(mod(n\\,3))",
         "noise=drop=eq(n\\,0)",
@@ -96,13 +96,13 @@ def noisy(whole: bytes, n: int, luck: random.Random, ending: str) -> bytes:
                 if packet.size:
                     for damaged in damage.filter(packet):
                         damaged.stream = stream
-                        with suppress(av.error.FFmpegError):  # so bad that not even the writer takes it
+                        with suppress(av.error.FFmpegError):  # too damaged even for the muxer
                             writing.mux(damaged)
         return target.read_bytes()
 
 
 def transported(whole: bytes, n: int, luck: random.Random) -> bytes:
-    """Transport packets dropped, doubled, swapped, renumbered, their clock jumping, garbage between them."""
+    """Transport packets dropped, duplicated, swapped, renumbered, with clock jumps, or garbage between them."""
     packets = [whole[at : at + PACKET] for at in range(0, len(whole) - PACKET + 1, PACKET)]
     at = luck.randrange(len(packets))
     match n % 8:
@@ -129,14 +129,14 @@ def transported(whole: bytes, n: int, luck: random.Random) -> bytes:
 
 
 def timelines(streams: dict[str, bytes], n: int, luck: random.Random) -> bytes:
-    """Two recordings in one: the clock set back or over its end, another size, another codec."""
+    """Two recordings in one: the clock jumps back or wraps, another size, another codec."""
     first, second = luck.choice(sorted(streams)), luck.choice(sorted(streams))
     shift = luck.choice((0, (1 << 33) - 90_000, -90_000, 3600 * 90_000, 1 << 32))
     return retimed(streams[first], (1 << 33) - 45_000 * n) + retimed(streams[second], shift)
 
 
-def bombs() -> Made:
-    """Small files that ask for much."""
+def bombs() -> Built:
+    """Small files that claim large resources."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -196,7 +196,7 @@ def bombs() -> Made:
 
 
 def _programmes(n: int) -> bytes:
-    """A table that names so many streams, in as many packets as that takes."""
+    """A programme table with `n` streams, over several packets."""
     out = b""
     for first in range(0, n, 30):
         entries = b"".join(
@@ -237,8 +237,8 @@ TARGETS = (
 )
 
 
-def playlists(count: int, luck: random.Random) -> Made:
-    """Playlists of every kind, most of them dressed as something else."""
+def playlists(count: int, luck: random.Random) -> Built:
+    """Playlists of every kind, most of them with the extension of another format."""
     for n in range(count):
         targets = [luck.choice(TARGETS) for _ in range(luck.randint(1, 4))]
         match n % 5:
@@ -268,23 +268,24 @@ def playlists(count: int, luck: random.Random) -> Made:
         )
 
 
-# --- all of them -----------------------------------------------------------------------------------------------------
+# --- all cases -------------------------------------------------------------------------------------------------------
 
+# Names seed the damage, so a renamed kind is other damage.
 DAMAGES: dict[str, tuple[Callable[..., bytes], int]] = {
     "truncated": (truncated, 40),
     "flipped-header": (flipped_header, 40),
     "flipped": (flipped, 40),
     "shuffled": (shuffled, 30),
-    "rained-on": (rained_on, 60),
+    "rained-on": (bit_errors, 60),
     "noisy": (noisy, 12),
 }
-# With seed 0: a table of programmes that is damaged on the way names streams which were not there at the opening.
-ONCE_BROKE = ("rained-on mpeg2-ts 9", *(f"rained-on mpeg4-ts {n}" for n in (18, 23, 35, 40, 41, 48, 53, 54)))
+# With seed 0: a damaged programme table names streams that did not exist when the file was opened.
+REGRESSIONS = ("rained-on mpeg2-ts 9", *(f"rained-on mpeg4-ts {n}" for n in (18, 23, 35, 40, 41, 48, 53, 54)))
 N_TRANSPORTED, N_TIMELINES, N_PLAYLISTS = 300, 60, 400
 
 
 def cases(seed: int) -> Iterator[Case]:
-    """All of them, in an order that does not depend on the machine."""
+    """All cases, in an order that does not depend on the machine."""
     with tempfile.TemporaryDirectory() as folder:
         whole = {name: seed_file(name, Path(folder)).read_bytes() for name in SEEDS}
     for kind, (damage, count) in DAMAGES.items():
@@ -305,15 +306,15 @@ def cases(seed: int) -> Iterator[Case]:
 
 
 def sample_of(seed: int, count: int) -> list[Case]:
-    """So many of them, of every kind, and those that once broke something."""
+    """A sample of every kind, and the cases that failed in the past."""
     everything = list(cases(seed))
     if count >= len(everything):
         return everything
-    return random.Random(seed).sample(everything, count) + [case for case in cases(0) if case[0] in ONCE_BROKE]
+    return random.Random(seed).sample(everything, count) + [case for case in cases(0) if case[0] in REGRESSIONS]
 
 
 def run(chosen: list[Case]) -> dict[str, Any]:
-    """Decodes them all. `wrong` counts hangs, errors nobody foresaw and breaches of memory."""
+    """Decodes them all; `failures` counts hangs, unexpected errors and exceeded memory limits."""
     verdicts: Counter[str] = Counter()
     worst: dict[str, Any] = {"rss_mb": 0, "case_s": 0.0}
     names: list[str] = []
@@ -324,48 +325,48 @@ def run(chosen: list[Case]) -> dict[str, Any]:
             for (name, _, _), (verdict, took_s) in zip(batch, done, strict=False):
                 verdicts[verdict] += 1
                 worst["case_s"] = max(worst["case_s"], took_s)
-                if verdict == "broke":
+                if verdict == "failed":
                     names.append(name)
             worst["rss_mb"] = max(worst["rss_mb"], rss_mb)
             if rss_mb > MOST_RSS_MB:
                 names.append(f"{batch[0][0]} and on: {rss_mb} MB")
-            if len(done) < len(batch):  # the next one took the process with it
+            if len(done) < len(batch):  # the next case killed the process
                 verdict = _alone(batch[len(done)])
                 verdicts[verdict] += 1
                 if verdict == "hung":
                     names.append(batch[len(done)][0])
             batch = batch[len(done) + 1 :]
-    return {"cases": len(chosen), **verdicts, "wrong": len(names), "wrong_cases": names[:20], **worst}
+    return {"cases": len(chosen), **verdicts, "failures": len(names), "failed_cases": names[:20], **worst}
 
 
-def way_of(name: str) -> tuple[Mode, bool]:
-    """In which mode a case is decoded, and whether as if it were live; always the same for a case."""
-    ways: tuple[tuple[Mode, bool], ...] = (("exact", False), ("economy", False), ("auto", True))
-    return ways[zlib.crc32(name.encode()) % len(ways)]
+def mode_of(name: str) -> tuple[Mode, bool]:
+    """The decoding mode of a case, and whether it is decoded as live; fixed for each case."""
+    modes: tuple[tuple[Mode, bool], ...] = (("exact", False), ("economy", False), ("auto", True))
+    return modes[zlib.crc32(name.encode()) % len(modes)]
 
 
 def _decode(batch: list[Case]) -> tuple[list[tuple[str, float]], int]:
-    """Verdict and seconds of each, as far as the process came, and its memory in MB."""
+    """Verdict and seconds of each case until the process died, and its memory in MB."""
     with tempfile.TemporaryDirectory() as folder:
         requests = []
         for n, (name, make, ending) in enumerate(batch):
-            path, (mode, live) = Path(folder) / f"{n}.{ending}", way_of(name)
+            path, (mode, live) = Path(folder) / f"{n}.{ending}", mode_of(name)
             path.write_bytes(make())
             requests.append({"url": f"file://{path}" if live else str(path), "mode": mode, "live": live})
         command = [sys.executable, "-m", "tests.chaos.corpus_worker", str(ALARM_S)]
-        place, words = Path(__file__).parents[2], json.dumps(requests)
-        process = subprocess.run(command, input=words, capture_output=True, text=True, cwd=place)
+        root = Path(__file__).parents[2]
+        process = subprocess.run(command, input=json.dumps(requests), capture_output=True, text=True, cwd=root)
     answers = [json.loads(line) for line in process.stdout.splitlines()]
     return [(one["verdict"], one["took_s"]) for one in answers], max((one["rss_mb"] for one in answers), default=0)
 
 
 def _alone(case: Case) -> str:
-    """What the real child makes of a case that killed the process it shared."""
+    """The verdict of a real child on a case that killed a shared process."""
     from reference_db.errors import MediaError
     from reference_db.media.decoding import DecodingChild
 
     with tempfile.TemporaryDirectory() as folder:
-        path, (mode, live) = Path(folder) / f"case.{case[2]}", way_of(case[0])
+        path, (mode, live) = Path(folder) / f"case.{case[2]}", mode_of(case[0])
         path.write_bytes(case[1]())
         url = f"file://{path}" if live else str(path)
         with DecodingChild(url, mode=mode, live=live, no_progress_s=ALARM_S) as child:

@@ -1,4 +1,4 @@
-"""Decodes what the requests on stdin name by the decoding child's own code; a line of JSON for each. See corpus.py."""
+"""Decodes the files of the requests on stdin with the code of the decoding child; one JSON line each. See corpus.py."""
 
 import json
 import resource
@@ -19,7 +19,7 @@ def main() -> None:
     av.logging.set_level(None)
     records = Records(sys.stderr.buffer)
     for request in requests:
-        signal.alarm(int(alarm_s))  # ends the process: nothing else would end FFmpeg
+        signal.alarm(int(alarm_s))  # ends the process: nothing else interrupts FFmpeg
         began = time.monotonic()
         answer = Answer({**request, "allow": [], "no_video_s": 10.0}, records)
         try:
@@ -27,13 +27,13 @@ def main() -> None:
                 pass
             verdict = "decoded"
         except Exception as error:
-            verdict = "refused" if answer.explained(error)[0] != "crashed" else "broke"
-        rss_mb = _most_mb()
+            verdict = "refused" if answer.explained(error)[0] != "crashed" else "failed"
+        rss_mb = _peak_mb()
         print(json.dumps({"verdict": verdict, "took_s": time.monotonic() - began, "rss_mb": rss_mb}), flush=True)
 
 
-def _most_mb() -> int:
-    """The most memory so far; getrusage would count that of the process which started us, too."""
+def _peak_mb() -> int:
+    """Peak memory so far; getrusage would include that of the parent process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
 

@@ -1,4 +1,4 @@
-"""Disks that are full, of bytes or of files, or turn read-only: small ones in memory, which only root may mount."""
+"""Disks that are full, of bytes or of files, or turn read-only: small tmpfs disks, which only root may mount."""
 
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.chaos.storage import Tally, place
 
 @contextmanager
 def small_disk(size_kb: int, n_files: int = 0) -> Iterator[Path]:
-    """A file system of this size, for so many files at most; raises CalledProcessError where it may not be mounted."""
+    """A file system of this size, for at most `n_files`; raises CalledProcessError if it cannot be mounted."""
     with place() as home:
         options = f"size={size_kb}k" + (f",nr_inodes={n_files}" if n_files else "")
         subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", home], check=True, capture_output=True)
@@ -24,28 +24,28 @@ def small_disk(size_kb: int, n_files: int = 0) -> Iterator[Path]:
 
 
 def fill_disks(sizes_kb: range) -> Tally:
-    """Adds to libraries until their disks are full, then removes, adds again, and reads on a read-only disk."""
+    """Fills the disks of libraries, removes references, adds others, and reads on a read-only disk."""
     tally = Tally()
     for size_kb in sizes_kb:
         tally.n_trials += 1
         with small_disk(size_kb) as disk:
             try:
                 _fill(disk, tally)
-            except (AssertionError, StorageError) as wrong:
-                tally.wrong.append(f"{size_kb} kB: {wrong}")
+            except (AssertionError, StorageError) as failure:
+                tally.failures.append(f"{size_kb} kB: {failure}")
     return tally
 
 
 def use_up_files(limits: range) -> Tally:
-    """The same on disks that have room enough, but cannot hold more files."""
+    """The same on disks that have space, but no free inodes."""
     tally = Tally()
     for n_files in limits:
         tally.n_trials += 1
         with small_disk(20_000, n_files) as disk:
             try:
                 _fill(disk, tally)
-            except (AssertionError, StorageError) as wrong:
-                tally.wrong.append(f"{n_files} files: {wrong}")
+            except (AssertionError, StorageError) as failure:
+                tally.failures.append(f"{n_files} files: {failure}")
     return tally
 
 
@@ -54,32 +54,32 @@ def _fill(disk: Path, tally: Tally) -> None:
     n_added = _add_until_full(library, 0)
     tally.n_hit += 1
     tally.n_acknowledged += n_added
-    kept = state(library) if n_added else {}
-    assert len(kept) == n_added, f"{n_added} were acknowledged, {len(kept)} are there"
+    stored = state(library) if n_added else {}
+    assert len(stored) == n_added, f"{n_added} were acknowledged, {len(stored)} are stored"
     if n_added < 4:
-        return  # not even a few fit: there is nothing to remove
+        return  # too few to remove some
     for number in range(3):
         with Catalog.open(library, write=True) as catalog:
             catalog.remove(ReferenceId(f"ref-{number}"))
     n_more = _add_until_full(library, n_added)
-    assert n_more >= 1, "what was removed made no room"
+    assert n_more >= 1, "removed references freed no space"
     left = state(library)
-    expected = {id: hash for id, hash in kept.items() if id not in ("ref-0", "ref-1", "ref-2")}
+    expected = {id: hash for id, hash in stored.items() if id not in ("ref-0", "ref-1", "ref-2")}
     assert expected.items() <= left.items(), "a reference was lost or changed on a full disk"
-    assert len(left) == n_added - 3 + n_more, "not all that was acknowledged is there"
+    assert len(left) == n_added - 3 + n_more, "an acknowledged reference is missing"
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    assert state(library) == left, "a library on a read-only disk reads otherwise"
+    assert state(library) == left, "a library on a read-only disk reads differently"
     try:
         Catalog.open(library, write=True).close()
     except StorageError as refused:
         if "Read-only" not in str(refused):
             raise
     else:
-        raise AssertionError("a library on a read-only disk was opened to write")
+        raise AssertionError("a library on a read-only disk was opened for writing")
 
 
 def _add_until_full(library: Path, first: int) -> int:
-    """How many could be added before the disk was full."""
+    """Number of references added before the disk was full."""
     n_added = 0
     try:
         with Catalog.open(library, write=True) as catalog:

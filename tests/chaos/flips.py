@@ -1,4 +1,4 @@
-"""One byte of the library changed, anywhere: it is told at open or by verification, or nothing that is read changes."""
+"""One changed byte anywhere in the library: open or verification reports it, or nothing that is read changes."""
 
 import random
 import shutil
@@ -15,30 +15,30 @@ from tests.chaos.storage import place
 
 @dataclass
 class Flips:
-    """What became of the flipped bytes."""
+    """Outcomes of the flipped bytes."""
 
     n_flips: int = 0
     n_found: int = 0
-    n_harmless: int = 0  # free space, or a counter that nobody reads
+    n_harmless: int = 0  # free space, or a counter that is never read
     by_file: dict[str, int] = field(default_factory=dict)
-    wrong: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     def figures(self) -> dict[str, Any]:
-        numbers = {"flips": self.n_flips, "found": self.n_found, "changed nothing": self.n_harmless}
-        return numbers | {"by file": self.by_file, "wrong": len(self.wrong), "examples": self.wrong[:3]}
+        numbers = {"flips": self.n_flips, "found": self.n_found, "harmless": self.n_harmless}
+        return numbers | {"by file": self.by_file, "failures": len(self.failures), "examples": self.failures[:3]}
 
 
 def flip_bytes(n_flips: int, seed: int) -> Flips:
-    """Flips so many bytes, one at a time, a third of them in the catalogue."""
+    """Flips `n_flips` bytes, one at a time, a third of them in the catalogue."""
     tally, chance = Flips(), random.Random(seed)
     with place() as home:
         library, trial = home / "library", home / "trial"
         with Catalog.open(library, write=True) as catalog:
             for number, id in enumerate((FILM, NEWS, GAME)):
                 put(catalog, id, number)
-            catalog.remove(NEWS)  # so that there is free space too
+            catalog.remove(NEWS)  # leaves free space
             put(catalog, NEWS, 7)
-        whole = state(library)
+        intact = state(library)
         catalogue, files = library / "catalog.sqlite", sorted(library.glob("*/*"))
         for _ in range(n_flips):
             path = catalogue if chance.random() < 1 / 3 else chance.choice(files)
@@ -48,7 +48,7 @@ def flip_bytes(n_flips: int, seed: int) -> Flips:
             _flip(trial / path.relative_to(library), at, bit)
             kind = path.suffix.lstrip(".")
             tally.by_file[kind] = tally.by_file.get(kind, 0) + 1
-            _judge(trial, whole, f"bit {bit} of byte {at} of {path.name}", tally)
+            _judge(trial, intact, f"bit {bit} of byte {at} of {path.name}", tally)
     return tally
 
 
@@ -60,11 +60,11 @@ def _flip(path: Path, at: int, bit: int) -> None:
         file.write(bytes([byte ^ bit]))
 
 
-def _judge(library: Path, whole: State, where: str, tally: Flips) -> None:
+def _judge(library: Path, intact: State, where: str, tally: Flips) -> None:
     tally.n_flips += 1
-    wrongly_searched = _searchable(library, whole)
-    if wrongly_searched:
-        tally.wrong.append(f"{where}: {wrongly_searched} was searched")
+    damaged_id = _searchable(library, intact)
+    if damaged_id:
+        tally.failures.append(f"{where}: {damaged_id} was searched")
         return
     try:
         is_found = not verify(library).is_whole
@@ -72,14 +72,14 @@ def _judge(library: Path, whole: State, where: str, tally: Flips) -> None:
         is_found = True
     if is_found:
         tally.n_found += 1
-    elif state(library) == whole:
+    elif state(library) == intact:
         tally.n_harmless += 1
     else:
-        tally.wrong.append(f"{where}: not found, and not as before")
+        tally.failures.append(f"{where}: not reported, and the content changed")
 
 
-def _searchable(library: Path, whole: State) -> str | None:
-    """What a monitor that opens the library would search although it is not as it was written."""
+def _searchable(library: Path, intact: State) -> str | None:
+    """A reference that a monitor would search although it differs from what was written."""
     try:
         with Catalog.open(library) as catalog:
             for reference in catalog.references():
@@ -92,7 +92,7 @@ def _searchable(library: Path, whole: State) -> str | None:
                     pictures = [catalog.thumbnail(reference.id, second) for second in range(reference.n_seconds)]
                 except CatalogError:
                     continue
-                if fingerprint_of(reference, features, pictures) != whole.get(reference.id):
+                if fingerprint_of(reference, features, pictures) != intact.get(reference.id):
                     return reference.id
     except CatalogError:
         pass

@@ -1,6 +1,6 @@
-"""Hostile addresses: what a playlist or a redirect may name to reach where it should not, and whether it got there.
+"""Hostile addresses: what a playlist or a redirect may name to reach private addresses, and whether it does.
 
-A canary listens on loopback, over IPv4 and IPv6, on a port that nobody named. Whoever connects to it has broken out.
+A canary listens on loopback, over IPv4 and IPv6, on a port that no setting allows. A connection to it is a breach.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from reference_db.media.addresses import ReachPolicy
 from reference_db.media.http_relay import HttpRelay
 from tests.support.live_stream import WebServer
 
-AT_ONCE = 8  # visits; most wait for a name that nobody knows
-# Ways to write this host.
+AT_ONCE = 8  # visits; most wait for an unknown host name
+# Notations of this host.
 HOSTS = (
     *(
         "127.0.0.1",
@@ -104,7 +104,7 @@ OTHERS = (
 
 
 class Canary:
-    """Listens, and counts who comes."""
+    """Listens and counts connections."""
 
     def __init__(self) -> None:
         self.visits = 0
@@ -148,7 +148,7 @@ def _visit(link: str) -> None:
 
 
 def run() -> dict[str, Any]:
-    """Tries them all as lines of a playlist, as keys, and as redirects. `wrong` is how often the canary was reached."""
+    """Tries them all as playlist lines, as keys and as redirects; `failures` counts breaches and unreplaced links."""
     with Canary() as canary:
         urls = addresses(canary.port)
         plain = [url for url in urls if not set(url) & set('\r\n"')]
@@ -164,18 +164,18 @@ def run() -> dict[str, Any]:
                 request.send_response(302)
                 request.send_header("Location", plain[int(number)].encode().decode("latin-1"))
                 request.end_headers()
-            else:  # a line that names nothing but another file of the same server
+            else:  # a line that names another file of the same server
                 request.send_error(404)
 
         with WebServer(answer) as web:
             base = f"http://127.0.0.1:{web.port}"
-            gateway = HttpRelay(f"{base}/live.m3u8", ReachPolicy.of(f"{base}/live.m3u8"))
-            with urllib.request.urlopen(gateway.address, timeout=20) as reply:
+            relay = HttpRelay(f"{base}/live.m3u8", ReachPolicy.of(f"{base}/live.m3u8"))
+            with urllib.request.urlopen(relay.address, timeout=20) as reply:
                 lines = reply.read().decode("utf-8", "replace").splitlines()
             links = [word for line in lines for word in line.split('"') if "://" in word]
-            links += [gateway.local(f"{base}/to/{n}") for n in range(len(plain))]
-            n_direct = sum(not link.startswith(f"http://127.0.0.1:{gateway.port}/") for link in links)
+            links += [relay.local(f"{base}/to/{n}") for n in range(len(plain))]
+            n_direct = sum(not link.startswith(f"http://127.0.0.1:{relay.port}/") for link in links)
             with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
                 list(pool.map(_visit, links))
     figures = {"addresses": len(urls), "tried": len(links), "reached": canary.visits, "not_replaced": n_direct}
-    return {**figures, "wrong": canary.visits + n_direct}
+    return {**figures, "failures": canary.visits + n_direct}

@@ -1,6 +1,6 @@
-"""Changes of a library: what each is, what is left after one, and whether that is what was promised.
+"""Operations on a library, the state that each leaves, and whether this state is allowed.
 
-`WRONG` are operations that break one rule each, so that it can be seen that the checks would notice.
+`INCORRECT` are operations that break one rule each, to show that the checks detect it.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ N_SECONDS = 10
 
 Ack = Callable[[], None]
 Work = Callable[[Path, Ack], None]
-State = dict[str, str]  # what can be read of each reference, as a hash
+State = dict[str, str]  # hash of everything that can be read of each reference
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One change, and the library that it begins with."""
+    """One operation, and the library that it starts with."""
 
     name: str
     prepare: Callable[[Path], None]
@@ -101,7 +101,7 @@ def quarantine(data_dir: Path, ack: Ack) -> None:
 
 
 def one_damaged(data_dir: Path) -> None:
-    """A library with news and a game, and the row of the news damaged."""
+    """A library with news and a game; the row of the news is damaged."""
     two(data_dir)
     connection = apsw.Connection(str(data_dir / "catalog.sqlite"))
     connection.execute("UPDATE reference SET record = replace(record, 'Owner', 'Thief') WHERE id = 'news'")
@@ -124,7 +124,7 @@ OPERATIONS = (
 )
 
 
-def _told_too_soon(data_dir: Path, ack: Ack) -> None:
+def _acknowledged_too_early(data_dir: Path, ack: Ack) -> None:
     with Catalog.open(data_dir, write=True) as catalog:
         ack()
         put(catalog, FILM, 3)
@@ -158,23 +158,23 @@ def _replaced_in_two_steps(data_dir: Path, ack: Ack) -> None:
         ack()
 
 
-WRONG = (
-    Operation("acknowledged before it is committed", two, _told_too_soon),
+INCORRECT = (
+    Operation("acknowledged before it is committed", two, _acknowledged_too_early),
     Operation("row before files", two, _row_before_files),
     Operation("files removed before their row", two, _files_removed_before_row),
     Operation("replaced in two steps", two, _replaced_in_two_steps),
 )
 
 
-# --- what is left ----------------------------------------------------------------------------------------------------
+# --- resulting state -------------------------------------------------------------------------------------------------
 
 
 def state(data_dir: Path) -> State:
-    """What a reader finds: every reference with its features and thumbnails read to the last byte."""
+    """What a reader finds: every reference, with all bytes of its features and thumbnails."""
     with Catalog.open(data_dir) as catalog:
         contents = catalog.contents()
         if contents.problem:
-            raise AssertionError(f"the catalogue: {contents.problem}")
+            raise AssertionError(f"catalogue: {contents.problem}")
         found: State = {id: f"damaged: {what}" for id, what in contents.damaged.items()}
         for reference in contents.references:
             features = catalog.features(reference.id)
@@ -196,22 +196,22 @@ def n_files(data_dir: Path) -> int:
         return len(catalog.files())
 
 
-def judge(data_dir: Path, allowed: Sequence[State], *, go_on: bool = True) -> State:
-    """The state left behind; AssertionError where it is none of the allowed ones, or where work cannot go on."""
+def check_state(data_dir: Path, allowed: Sequence[State], *, write_more: bool = True) -> State:
+    """The state left behind; AssertionError if it is not allowed, or if further writes fail."""
     try:
         left = state(data_dir)
         assert left in allowed, f"left {sorted(left)} of {[sorted(one) for one in allowed]}"
         Catalog.open(data_dir, write=True).close()
-        # What a writer wrote to the log just before it died is hidden while a reader holds the log open, and may come
-        # to light once none does (`hidden_changes`): later, whole, and never the other way.
+        # What a writer wrote to the log just before it died is hidden while a reader holds the log open, and may become
+        # visible once none does (`hidden_changes`): later, complete, and never in the other direction.
         seen, left = left, state(data_dir)
-        assert left in allowed[allowed.index(seen) :], "the next writer changed what is there"
+        assert left in allowed[allowed.index(seen) :], "the next writer changed existing references"
         assert n_files(data_dir) == 2 * len(left), f"{n_files(data_dir)} files of {len(left)} references"
-        if go_on:
+        if write_more:
             with Catalog.open(data_dir, write=True) as catalog:
                 put(catalog, ReferenceId("after"), 9)
                 catalog.remove(ReferenceId("after"))
-            assert state(data_dir) == left, "what came after changed what was there"
+            assert state(data_dir) == left, "later writes changed existing references"
     except CatalogError as error:
         raise AssertionError(f"{type(error).__name__}: {error}") from error
     return left

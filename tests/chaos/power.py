@@ -1,9 +1,9 @@
-"""Power cuts: an operation's writes are recorded, and disks are made on which some of the unsynced ones never arrived.
+"""Power cuts: the writes of an operation are recorded, and disks are built on which some unsynced writes are missing.
 
-What was written and not yet synced may be on the disk after a power cut or not, in any combination, a sector at a time;
-a name that was given, changed or taken away may be so or not until its directory is synced. From a recording of an
-operation's system calls such disks are made, and the library on each is held to the same promise as after a kill. With
-a kind of sync left out of the recording (`FORGOTTEN`), the promise must be seen to break.
+Data that was written and not synced may or may not be on the disk after a power cut, in any combination, per sector; a
+created, renamed or removed name may or may not be, until its directory is synced. Such disks are built from a recording
+of system calls, and the library on each must satisfy the same checks as after a kill. With one kind of sync left out of
+the recording (`FORGOTTEN`), the checks must fail.
 """
 
 import os
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.operations import Operation, State, judge, n_files, state
+from tests.chaos.operations import Operation, State, check_state, n_files, state
 from tests.chaos.storage import Tally, in_child, place
 
 SECTOR = 512
@@ -22,7 +22,7 @@ CALLS = "openat,creat,close,write,pwrite64,ftruncate,fsync,fdatasync,rename,unli
 LINE = re.compile(r"^(\w+)\((.*)\)\s+= (-?\d+)", re.M)
 STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 
-FORGOTTEN: dict[str, Callable[[str], bool]] = {  # which syncs never happen, by the path they are of
+FORGOTTEN: dict[str, Callable[[str], bool]] = {  # which syncs are left out, by path
     "files are not synced": lambda path: path.startswith(("features/", "thumbnails/")),
     "directories are not synced": lambda path: path in ("features", "thumbnails", "."),
     "the catalogue is not synced": lambda path: path.startswith("catalog.sqlite"),
@@ -31,13 +31,13 @@ FORGOTTEN: dict[str, Callable[[str], bool]] = {  # which syncs never happen, by 
 
 @dataclass
 class Inode:
-    """A file: what is sure to be on the disk, and what was written since."""
+    """A file: its synced content, and the writes since."""
 
     content: bytes = b""
-    pending: list[tuple[int, bytes | None]] = field(default_factory=list)  # data at an offset, or None: cut off there
+    pending: list[tuple[int, bytes | None]] = field(default_factory=list)  # data at an offset, or None: truncated there
 
     def settled(self, arrives: Callable[[], bool]) -> bytes:
-        """The file with those of the pending writes that arrive, each sector by itself."""
+        """The file with those pending writes that arrive, decided per sector."""
         content = bytearray(self.content)
         for offset, data in self.pending:
             if data is None:
@@ -54,13 +54,13 @@ class Inode:
 
 @dataclass
 class Disk:
-    """Files by name: which names are sure to be on the disk, and what happened to names since, by directory."""
+    """Files by name: the synced names, and the changes of names since."""
 
     names: dict[str, Inode] = field(default_factory=dict)  # as a process sees them
     sure: dict[str, Inode] = field(default_factory=dict)
     directories: set[str] = field(default_factory=set)
     sure_directories: set[str] = field(default_factory=set)
-    pending: list[tuple[str, str, str | None, Inode | None]] = field(default_factory=list)  # what, name, new name, file
+    pending: list[tuple[str, str, str | None, Inode | None]] = field(default_factory=list)  # kind, name, new name, file
 
     @classmethod
     def of(cls, folder: Path) -> "Disk":
@@ -77,13 +77,13 @@ class Disk:
         return disk
 
     def sync_directory(self, name: str) -> None:
-        """Names in this directory are as they are now, for sure."""
+        """Makes the names in this directory durable."""
         for entry in [entry for entry in self.pending if _parent(entry[1]) == name]:
             self.pending.remove(entry)
             _settle(entry, self.sure, self.sure_directories)
 
     def after_cut(self, folder: Path, arrives: Callable[[], bool]) -> None:
-        """Writes into the folder what a power cut leaves."""
+        """Writes into the folder what is left after a power cut."""
         names, directories = dict(self.sure), set(self.sure_directories)
         for entry in self.pending:
             if arrives():
@@ -117,7 +117,7 @@ def _settle(entry: tuple[str, str, str | None, Inode | None], names: dict[str, I
 
 @dataclass
 class Player:
-    """Plays a recording on a disk, call by call."""
+    """Replays a recording on a disk, call by call."""
 
     disk: Disk
     root: str
@@ -158,7 +158,7 @@ class Player:
                 self.acknowledged |= b"acknowledged" in strings[0]
 
     def _name(self, path: str) -> str | None:
-        """The path as the library has it, or None outside of it; the directory above it is `..`."""
+        """The path within the library, or None outside of it; the parent directory is `..`."""
         name = os.path.relpath(path, self.root)
         return name if name == ".." or not name.startswith("..") else None
 
@@ -198,7 +198,7 @@ _NAMING = ("openat", "creat", "rename", "unlink", "mkdir")
 
 
 def cuts(operations: Sequence[Operation], n_cuts: int, seed: int, forgotten: str | None = None) -> Tally:
-    """Cuts the power so many times during each operation; `forgotten` names the syncs that never happen."""
+    """Cuts the power `n_cuts` times during each operation; `forgotten` names the syncs that are left out."""
     tally = Tally()
     forgets = FORGOTTEN[forgotten] if forgotten else lambda _: False
     with place() as home:
@@ -218,15 +218,15 @@ def cuts(operations: Sequence[Operation], n_cuts: int, seed: int, forgotten: str
                 player = Player(Disk.of(start), str(trial), forgets)
                 for call in calls[:cut]:
                     player.play(*call)
-                player.disk.after_cut(trial, _luck(chance))
+                player.disk.after_cut(trial, _arrival(chance))
                 _conclude(trial, [after] if player.acknowledged else [before, after], f"{operation.name} {cut}", tally)
                 tally.n_acknowledged += player.acknowledged
                 shutil.rmtree(trial, ignore_errors=True)
     return tally
 
 
-def _luck(chance: random.Random) -> Callable[[], bool]:
-    """Whether a write arrives: none, few, some, most or all of them do."""
+def _arrival(chance: random.Random) -> Callable[[], bool]:
+    """Decides whether a write arrives: none, few, some, most or all of them."""
     likely = chance.choice((0.0, 0.1, 0.5, 0.9, 1.0))
     return lambda: chance.random() < likely
 
@@ -241,7 +241,7 @@ def _conclude(trial: Path, allowed: list[State], where: str, tally: Tally) -> No
     tally.n_hit += 1
     try:
         n_before = n_files(trial)
-        left = judge(trial, allowed)
+        left = check_state(trial, allowed)
         tally.n_garbage += n_before > 2 * len(left)
-    except AssertionError as wrong:
-        tally.wrong.append(f"power cut after {where} calls: {wrong}")
+    except AssertionError as failure:
+        tally.failures.append(f"power cut after {where} calls: {failure}")

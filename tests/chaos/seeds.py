@@ -1,4 +1,4 @@
-"""Small whole clips of every codec and container that is read here, for `corpus` to damage."""
+"""Small intact clips of every supported codec and container, for `corpus` to damage."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import numpy as np
 from tests.support.media import turn_mp4
 
 SECONDS, FPS, SOUND_RATE = 2, 5, 16_000
-os.environ.setdefault("SVT_LOG", "1")  # errors only; the encoder of AV1 talks much
+os.environ.setdefault("SVT_LOG", "1")  # errors only; the AV1 encoder logs a lot
 
 
 @dataclass(frozen=True)
 class Seed:
-    """One whole clip, of 64x64 unless it says so."""
+    """One intact clip."""
 
     codec: str
     ending: str
     options: dict[str, str] = field(default_factory=dict)
     pixels: str = "yuv420p"
     size: tuple[int, int] = (64, 64)
-    sound: str = ""  # its codec
-    varies: bool = False  # pictures come at any time
+    sound: str = ""  # audio codec
+    varies: bool = False  # variable frame rate
     quarter_turns: int = 0
 
 
@@ -61,7 +61,7 @@ SEEDS = {
 
 
 def seed_file(name: str, folder: Path) -> Path:
-    """One of the whole clips."""
+    """Writes one of the intact clips."""
     seed, path = SEEDS[name], folder / f"{name}.{SEEDS[name].ending}"
     luck, ticks = np.random.default_rng(zlib.crc32(name.encode())), 20 * FPS
     with av.open(str(path), "w") as container:

@@ -1,8 +1,8 @@
-"""What happens to a running `copywatch serve` and to its machine: kills at named points, disks, files, clocks.
+"""Faults of a running `copywatch serve` and of its host: kills at named points, disks, file descriptors, clocks.
 
-Every story runs a real process on a real channel. It raises AssertionError where an alert was lost, told twice or left
-open, where the monitor did not say that it was in trouble, or did not recover by itself. The F-numbers are faults of
-the host; those of disks and clocks need root, strace and Debian's package faketime.
+Every scenario runs a real process on a real channel. It raises AssertionError if an alert is lost, emitted twice or
+left open, or if the monitor does not report the problem or does not recover. The F-numbers are faults of the host;
+those of disks and clocks need root, strace and the Debian package faketime.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from tests.support.killed_serve import POINTS
 from tests.support.serve_runs import PATIENCE_S, House, Life, build_house, told
 
 Figures = dict[str, float]
-Told = list[dict[str, Any]]
+Events = list[dict[str, Any]]
 
-KILLS = 3  # in a row, at each point
+KILLS = 3  # consecutive ones at each point
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 DISK_KB = 64 << 10
 
 
-class Serving:
-    """A `serve` that watches the recording on air, and what it says of itself."""
+class MonitoredServe:
+    """A `serve` that monitors the live recording, with its health and metrics."""
 
     def __init__(self, life: Life, config: Path, data: Path) -> None:
         self.life, self.config, self.data = life, config, data
         self.address = ""
 
     def ready(self) -> tuple[bool, str]:
-        """Whether it can match, and what it says is wrong."""
+        """Whether it is ready, and the problems that it reports."""
         if not self.address:
             found = [re.search(r"health at (http://\S+)", line) for line in list(self.life.log)]
             self.address = next((one.group(1).rstrip('"},') for one in found if one), "")
@@ -69,34 +69,34 @@ class Serving:
     def wait(self, is_so: Callable[[], bool], what: str) -> float:
         began = time.monotonic()
         while not is_so():
-            assert self.life.process.poll() is None, f"it ended:\n{''.join(self.life.log)[-2000:]}"
+            assert self.life.process.poll() is None, f"serve ended:\n{''.join(self.life.log)[-2000:]}"
             assert time.monotonic() - began < PATIENCE_S, f"no {what}; {self.ready()}; {''.join(self.life.log)[-2000:]}"
-            time.sleep(0.2)  # between two looks at another process
+            time.sleep(0.2)  # polls another process
         return time.monotonic() - began
 
-    def told(self) -> Told:
+    def events(self) -> Events:
         with suppress(FileNotFoundError):
             return [json.loads(line) for line in (self.config.parent / "alerts.jsonl").read_text().splitlines()]
         return []
 
-    def has_told(self, type_: str, n: int = 1) -> bool:
-        return [event["type"] for event in self.told()].count(type_) >= n
+    def has_emitted(self, type_: str, n: int = 1) -> bool:
+        return [event["type"] for event in self.events()].count(type_) >= n
 
-    def to_the_end(self) -> Figures:
-        """Both copies of the recording have been told, each event once and kept; then a clean stop."""
-        self.wait(lambda: self.has_told("alert.ended", 2), "two alerts that ended")
+    def run_to_end(self) -> Figures:
+        """Waits until both copies are alerted, each event once and stored; then stops cleanly."""
+        self.wait(lambda: self.has_emitted("alert.ended", 2), "two alerts that ended")
         self.wait(lambda: self.ready()[0], "ready again")
         self.wait(lambda: self.value("copywatch_outbox_unsaved_events") == 0, "all saved")
         assert self.life.end(signal.SIGTERM) == 0, "".join(self.life.log)[-2000:]
-        events = self.told()
+        events = self.events()
         by_id = defaultdict(list)
         for event in events:
             by_id[event["id"]].append(event)
         for own in by_id.values():
             assert [event["seq"] for event in own] == list(range(1, len(own) + 1)), own
             assert own[-1]["type"] in ("alert.ended", "alert.retracted"), own
-        kept = {(event.alert.id, event.alert.seq) for event in History(self.data).events()}
-        assert kept == {(event["id"], event["seq"]) for event in events}
+        stored = {(event.alert.id, event.alert.seq) for event in History(self.data).events()}
+        assert stored == {(event["id"], event["seq"]) for event in events}
         return {"alerts": len(by_id), "events": len(events)}
 
 
@@ -108,13 +108,13 @@ def serving(
     data: Path | None = None,
     under: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
-) -> Iterator[Serving]:
-    """On air, and ready."""
+) -> Iterator[MonitoredServe]:
+    """A `serve` that is ready, with the recording live."""
     with Transmitter(house.recording) as air:
         config = house.config(folder, air.url, data=data)
         life = Life(config, under=under, environment=environment)
         try:
-            one = Serving(life, config, data or folder / "data")
+            one = MonitoredServe(life, config, data or folder / "data")
             one.wait(lambda: one.ready()[0], "ready")
             yield one
         finally:
@@ -123,12 +123,12 @@ def serving(
 
 
 def killed_at(point: str) -> Callable[[House, Path], Figures]:
-    """Killed there again and again, what is told in the end is what an unbroken life tells."""
+    """Killed there repeatedly, it emits in the end what an undisturbed run emits."""
 
-    def story(house: House, folder: Path) -> Figures:
-        expected = _read_through(house.config(folder / "unbroken", str(house.recording)))
-        config = house.config(folder / "broken", str(house.recording))
-        points = ["after-commit", *[point] * KILLS]  # the first life has nothing to restore, and leaves something
+    def scenario(house: House, folder: Path) -> Figures:
+        expected = _read_through(house.config(folder / "undisturbed", str(house.recording)))
+        config = house.config(folder / "killed", str(house.recording))
+        points = ["after-commit", *[point] * KILLS]  # the first run has nothing to restore, and leaves a snapshot
         for one in points:
             life = Life(config, one)
             code = life.process.wait(PATIENCE_S)
@@ -136,7 +136,7 @@ def killed_at(point: str) -> Callable[[House, Path], Figures]:
         assert _read_through(config) == expected
         return {"kills": len(points), "events": len(expected)}
 
-    return story
+    return scenario
 
 
 def _read_through(config: Path) -> list[dict[str, object]]:
@@ -151,16 +151,16 @@ def _read_through(config: Path) -> list[dict[str, object]]:
 
 
 def disk_full(house: House, folder: Path) -> Figures:
-    """No byte is left for alerts and state: alerts go out all the same, and are kept when there is room again."""
+    """No space is left for alerts and snapshots: alerts are sent anyway, and stored once there is space again."""
     with small_disk(DISK_KB) as disk, serving(house, folder, data=disk / "data") as one:
         _fill(disk / "filler")
         noticed_s = one.wait(lambda: not one.ready()[0] and "outbox" in one.ready()[1], "not ready")
         assert one.value("copywatch_outbox_up") == 0
-        one.wait(lambda: one.has_told("alert.started"), "an alert, with a full disk")
+        one.wait(lambda: one.has_emitted("alert.started"), "an alert, with a full disk")
         assert one.value("copywatch_outbox_unsaved_events") > 0
         (disk / "filler").unlink()
         back_s = one.wait(lambda: one.ready()[0], "ready again")
-        return {"noticed_s": noticed_s, "back_s": back_s, **one.to_the_end()}
+        return {"noticed_s": noticed_s, "back_s": back_s, **one.run_to_end()}
 
 
 def _fill(path: Path) -> None:
@@ -172,28 +172,28 @@ def _fill(path: Path) -> None:
 
 
 def failing_call(call: str, error: str, when: str) -> Callable[[House, Path], Figures]:
-    """A system call on the outbox fails for a while, as with a dying disk or one that turned read-only."""
+    """A system call on the outbox fails for a while, as on a failing or read-only disk."""
 
-    def story(house: House, folder: Path) -> Figures:
+    def scenario(house: House, folder: Path) -> Figures:
         strace = shutil.which("strace")
-        assert strace, "this needs Debian's package strace"
+        assert strace, "this needs the Debian package strace"
         data = (folder / "data").absolute()
         paths = [part for name in ("", "-wal") for part in ("-P", str(data / f"{FILE}{name}"))]
         inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={when}"]
         under = [strace, "-D", "-f", "-q", "-o", str(folder / "calls"), *paths, *inject]
         folder.mkdir(parents=True, exist_ok=True)
         with serving(house, folder, data=data, under=under) as one:
-            figures = one.to_the_end()
+            figures = one.run_to_end()
         failed = (folder / "calls").read_text().count(error)
         assert failed, "no call failed"
-        assert any("outbox" in line for line in one.life.log), "nobody said so"
+        assert any("outbox" in line for line in one.life.log), "the fault was not logged"
         return {"failed_calls": failed, **figures}
 
-    return story
+    return scenario
 
 
 def no_files(house: House, folder: Path) -> Figures:
-    """No file can be opened any more, and the decoder dies: it is back once there are files again."""
+    """No file descriptors are left, and the decoder dies: it recovers once there are descriptors again."""
     with serving(house, folder) as one:
         pid = one.life.process.pid
         one.wait(lambda: one.value("copywatch_frames_processed_total") > 3, "seconds")
@@ -201,20 +201,20 @@ def no_files(house: House, folder: Path) -> Figures:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), limits[1]))
         subprocess.run(["pkill", "-KILL", "-P", str(pid), "-f", "reference_db.media.decoder"], check=True)
         life = one.life
-        one.wait(lambda: any("Too many open files" in line for line in list(life.log)), "a complaint")
-        time.sleep(3)  # long enough for whoever gives up to give up
+        one.wait(lambda: any("Too many open files" in line for line in list(life.log)), "an error in the log")
+        time.sleep(3)  # long enough for a process that gives up to exit
         assert life.process.poll() is None
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         before = one.value("copywatch_frames_processed_total")
         back_s = one.wait(lambda: one.value("copywatch_frames_processed_total") > before, "seconds again")
-        one.wait(lambda: one.has_told("alert.ended"), "an alert that ended")
+        one.wait(lambda: one.has_emitted("alert.ended"), "an alert that ended")
         assert life.end(signal.SIGTERM) == 0
         return {"back_s": back_s}
 
 
 def clock_set(house: House, folder: Path) -> Figures:
-    """Somebody sets the wall clock an hour forward, then two back, while a copy is on air: its alert keeps its id."""
-    assert Path(FAKETIME).exists(), "this needs Debian's package faketime"
+    """The wall clock is set an hour forward, then two back, during a copy: its alert retains its id."""
+    assert Path(FAKETIME).exists(), "this needs the Debian package faketime"
     clock = folder / "clock"
     folder.mkdir(parents=True, exist_ok=True)
     clock.write_text("+0\n")
@@ -225,58 +225,59 @@ def clock_set(house: House, folder: Path) -> Figures:
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
     with serving(house, folder, environment=environment) as one:
-        one.wait(lambda: one.has_told("alert.started"), "an alert")
+        one.wait(lambda: one.has_emitted("alert.started"), "an alert")
         clock.write_text("+3600\n")
-        one.wait(lambda: one.has_told("alert.ended"), "its end")
+        one.wait(lambda: one.has_emitted("alert.ended"), "its end")
         clock.write_text("-3600\n")
-        figures = one.to_the_end()
-        assert figures["alerts"] == 2, one.told()
-        first, last = one.told()[0], one.told()[-1]
-        assert last["started_at"] < first["started_at"]  # the clock was followed in what times are shown as
-        assert {event["id"] for event in one.told() if event["seq"] == 1} == {event["id"] for event in one.told()}
+        figures = one.run_to_end()
+        assert figures["alerts"] == 2, one.events()
+        first, last = one.events()[0], one.events()[-1]
+        assert last["started_at"] < first["started_at"]  # displayed times follow the wall clock
+        assert {event["id"] for event in one.events() if event["seq"] == 1} == {event["id"] for event in one.events()}
         return figures
 
 
 def frozen(house: House, folder: Path) -> Figures:
-    """The whole monitor gets no processor for 8 s while a copy is on air: it catches up and tells the copy once."""
+    """The monitor gets no CPU for 8 s during a copy: it catches up and alerts once."""
     with serving(house, folder) as one:
-        one.wait(lambda: one.has_told("alert.started"), "an alert")
+        one.wait(lambda: one.has_emitted("alert.started"), "an alert")
         one.life.process.send_signal(signal.SIGSTOP)
         time.sleep(8)  # the fault itself
         one.life.process.send_signal(signal.SIGCONT)
-        return one.to_the_end()
+        return one.run_to_end()
 
 
-STORIES: dict[str, Callable[[House, Path], Figures]] = {
+SCENARIOS: dict[str, Callable[[House, Path], Figures]] = {
     **{f"killed: {point}": killed_at(point) for point in POINTS},
     "F39 name server hangs": lambda house, folder: names.hanging(folder),
     "F56 disk full": disk_full,
     "F57 fsync fails": failing_call("fsync,fdatasync", "EIO", "6..9"),
     "F58 read-only disk": failing_call("pwrite64", "EROFS", "30..60"),
-    "F59 no files": no_files,
+    "F59 no file descriptors": no_files,
     "F60 wall clock set": clock_set,
-    "F61 no processor": frozen,
+    "F61 no CPU": frozen,
 }
 
 
 def run(
-    stories: dict[str, Callable[[House, Path], Figures]],
+    scenarios: dict[str, Callable[[House, Path], Figures]],
     folder: Path,
     at_once: int,
     say: Callable[[str, dict[str, Any]], None],
 ) -> dict[str, dict[str, Any]]:
-    """Tells the stories, several at once; `wrong` is 1 where one did not go as it should. `say` hears as each ends."""
+    """Runs the scenarios, several at once; `failures` is 1 where one failed. Calls `say` as each ends."""
     house = build_house(folder)
 
-    def tell(name: str) -> dict[str, Any]:
+    def run_one(name: str) -> dict[str, Any]:
         place, began = folder / re.sub(r"\W+", "-", name), time.monotonic()
-        told: dict[str, Any]
+        result: dict[str, Any]
         try:
-            told = {**{key: round(value, 1) for key, value in stories[name](house, place).items()}, "wrong": 0}
-        except Exception as error:  # a story that could not be told is as bad as one that went wrong
-            told = {"wrong": 1, "error": f"{type(error).__name__}: {error}"[:2000]}
-        say(f"{name} ({time.monotonic() - began:.0f} s)", told)
-        return told
+            figures = scenarios[name](house, place)
+            result = {**{key: round(value, 1) for key, value in figures.items()}, "failures": 0}
+        except Exception as error:  # a scenario that cannot run has failed too
+            result = {"failures": 1, "error": f"{type(error).__name__}: {error}"[:2000]}
+        say(f"{name} ({time.monotonic() - began:.0f} s)", result)
+        return result
 
     with ThreadPoolExecutor(max_workers=at_once) as pool:
-        return dict(zip(stories, pool.map(tell, stories), strict=True))
+        return dict(zip(scenarios, pool.map(run_one, scenarios), strict=True))

@@ -1,8 +1,8 @@
-"""What happens to streams, each as a story with a real server, a fault proxy and a real decoding child.
+"""Stream faults: each is a scenario with a real server, a fault proxy and a real decoding child.
 
-A story raises AssertionError where the channel did not end in the state it should, did not recover by itself, or was
-not honest about what it missed; it returns its figures. The F-numbers are those of the list of faults that
-`scripts/chaos.py streams` runs. All stories can run at once.
+A scenario returns its figures. It raises AssertionError if the channel does not reach the expected state, does not
+recover, or does not report what it missed. The F-numbers are those of the faults that `scripts/chaos.py streams` runs.
+All scenarios can run at once.
 """
 
 from __future__ import annotations
@@ -19,136 +19,136 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos import clocks, losses, outage, transports
-from tests.chaos.studio import Figures, Studio
+from tests.chaos.faulty_channel import ClipSet, Figures
 from tests.support.fault_proxy import FaultProxy
 from tests.support.live_stream import Air, WebServer, on_air
 from tests.support.running_source import HASTY, LENGTH_S, watching
 
 
-def stall(studio: Studio) -> Figures:
-    with studio.channel("stall") as story:
-        return story.after("stall", "stalled")
+def stall(clips: ClipSet) -> Figures:
+    with clips.channel("stall") as channel:
+        return channel.recover_from("stall", "stalled")
 
 
-def trickle(studio: Studio) -> Figures:
-    with studio.channel("trickle") as story:
-        return story.after("trickle", "stalled")
+def trickle(clips: ClipSet) -> Figures:
+    with clips.channel("trickle") as channel:
+        return channel.recover_from("trickle", "stalled")
 
 
-def reset(studio: Studio) -> Figures:
-    with studio.channel("reset") as story:
-        return story.after("reset", "stalled", "failed")
+def reset(clips: ClipSet) -> Figures:
+    with clips.channel("reset") as channel:
+        return channel.recover_from("reset", "stalled", "failed")
 
 
-def hang_up(studio: Studio) -> Figures:
-    with studio.channel("eof") as story:
-        return story.after("eof", "stalled", "failed")
+def close_connection(clips: ClipSet) -> Figures:
+    with clips.channel("eof") as channel:
+        return channel.recover_from("eof", "stalled", "failed")
 
 
-def cut_short(studio: Studio) -> Figures:
-    """Every connection dies after some bytes, for a while: it still moves on."""
-    with studio.channel("cut") as story:
-        story.proxy.cut_after = 40_000
-        story.proxy.fault = "reset"
-        story.watched.wait(lambda: story.watched.source.state != "up", "cut")
-        story.proxy.fault = "none"
-        n_before = story.proxy.n_connections
-        story.watched.wait(lambda: story.proxy.n_connections >= n_before + 3, "three more connections")
-        story.watched.wait_for_more()
-        story.proxy.cut_after = None
-        story.watched.wait_for_state("up")
-        assert len(story.watched.epochs) == 1
-        return {"connections": story.proxy.n_connections}
+def cut_short(clips: ClipSet) -> Figures:
+    """Every connection is cut after some bytes, for a while: the channel still advances."""
+    with clips.channel("cut") as channel:
+        channel.proxy.cut_after = 40_000
+        channel.proxy.fault = "reset"
+        channel.watched.wait(lambda: channel.watched.source.state != "up", "cut")
+        channel.proxy.fault = "none"
+        n_before = channel.proxy.n_connections
+        channel.watched.wait(lambda: channel.proxy.n_connections >= n_before + 3, "three more connections")
+        channel.watched.wait_for_more()
+        channel.proxy.cut_after = None
+        channel.watched.wait_for_state("up")
+        assert len(channel.watched.epochs) == 1
+        return {"connections": channel.proxy.n_connections}
 
 
-def no_headers(studio: Studio) -> Figures:
-    """The server takes the connection and never says a word."""
+def no_headers(clips: ClipSet) -> Figures:
+    """The server accepts the connection and never responds."""
     with WebServer(lambda request: time.sleep(3600)) as web:  # the fault itself: a server that hangs
-        hasty = replace(HASTY, opening_s=3)
-        with watching(f"http://127.0.0.1:{web.port}/x.ts", "silent", patience=hasty) as watched:
+        patience = replace(HASTY, opening_s=3)
+        with watching(f"http://127.0.0.1:{web.port}/x.ts", "silent", patience=patience) as watched:
             began = time.monotonic()
             watched.wait_for_state("stalled")
             return {"noticed_s": time.monotonic() - began}
 
 
-def unknown_host(studio: Studio) -> Figures:
+def unknown_host(clips: ClipSet) -> Figures:
     with watching("http://no-such-host.invalid/x.ts", "nowhere") as watched:
         watched.wait_for_state("failed")
         watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="unreachable") >= 1, "retry")
         return {}
 
 
-def larger_picture(studio: Studio) -> Figures:
-    """Another size in mid-stream costs nothing."""
-    with studio.channel("size") as story:
-        n_before = story.proxy.n_connections
-        story.air.use(studio.larger)
-        story.watched.wait_for_more(5)
-        assert story.watched.holes == []
-        assert story.proxy.n_connections == n_before
+def larger_picture(clips: ClipSet) -> Figures:
+    """A change of picture size loses nothing."""
+    with clips.channel("size") as channel:
+        n_before = channel.proxy.n_connections
+        channel.air.use(clips.larger)
+        channel.watched.wait_for_more(5)
+        assert channel.watched.holes == []
+        assert channel.proxy.n_connections == n_before
         return {"missed_s": 0}
 
 
-def other_codec(studio: Studio) -> Figures:
-    """Another codec on the same PID is noticed, and the stream opened anew."""
-    with studio.channel("codec") as story:
-        changed_s = story.air.at_s
-        story.air.use(studio.mpeg4)
-        n_before = story.proxy.n_connections
-        story.watched.wait(lambda: story.proxy.n_connections > n_before, "new connection")
-        story.watched.wait_for_state("up")
-        story.watched.wait_for_more()
-        assert len(story.watched.epochs) == 1
-        return {"back_s": story.air.at_s - changed_s, "missed_s": sum(n for _, n, _ in story.watched.holes)}
+def other_codec(clips: ClipSet) -> Figures:
+    """A change of codec on the same PID is detected, and the stream reopened."""
+    with clips.channel("codec") as channel:
+        changed_s = channel.air.at_s
+        channel.air.use(clips.mpeg4)
+        n_before = channel.proxy.n_connections
+        channel.watched.wait(lambda: channel.proxy.n_connections > n_before, "new connection")
+        channel.watched.wait_for_state("up")
+        channel.watched.wait_for_more()
+        assert len(channel.watched.epochs) == 1
+        return {"back_s": channel.air.at_s - changed_s, "missed_s": sum(n for _, n, _ in channel.watched.holes)}
 
 
-def sound_alone(studio: Studio) -> Figures:
-    with studio.channel("sound", studio.both) as story:
-        vanished_s = story.air.at_s
-        story.air.use(studio.sound)
-        story.watched.wait_for_state("no_video")
-        noticed_s = story.air.at_s - vanished_s
-        n_before = story.proxy.n_connections
-        story.watched.wait(lambda: story.proxy.n_connections > n_before, "retry")
-        story.watched.wait(lambda: story.watched.source.state == "no_video", "no_video again")
-        story.air.use(studio.both)
-        story.watched.wait_for_state("up")
-        story.watched.wait_for_more()
+def sound_only(clips: ClipSet) -> Figures:
+    with clips.channel("sound", clips.both) as channel:
+        changed_s = channel.air.at_s
+        channel.air.use(clips.sound)
+        channel.watched.wait_for_state("no_video")
+        noticed_s = channel.air.at_s - changed_s
+        n_before = channel.proxy.n_connections
+        channel.watched.wait(lambda: channel.proxy.n_connections > n_before, "retry")
+        channel.watched.wait(lambda: channel.watched.source.state == "no_video", "no_video again")
+        channel.air.use(clips.both)
+        channel.watched.wait_for_state("up")
+        channel.watched.wait_for_more()
         return {"noticed_s": noticed_s}
 
 
-def _impaired(name: str) -> Callable[[Studio], Figures]:
-    def story(studio: Studio) -> Figures:
-        with studio.channel(name) as story:
-            n_before = story.proxy.n_connections
-            story.air.use(getattr(studio, name))
-            story.watched.wait_for_state("impaired")
-            story.air.use(studio.clip)
-            story.watched.wait_for_state("up")
-            assert story.watched.holes == []
-            assert story.proxy.n_connections == n_before
+def _impaired(name: str) -> Callable[[ClipSet], Figures]:
+    def scenario(clips: ClipSet) -> Figures:
+        with clips.channel(name) as channel:
+            n_before = channel.proxy.n_connections
+            channel.air.use(getattr(clips, name))
+            channel.watched.wait_for_state("impaired")
+            channel.air.use(clips.clip)
+            channel.watched.wait_for_state("up")
+            assert channel.watched.holes == []
+            assert channel.proxy.n_connections == n_before
             return {}
 
-    return story
+    return scenario
 
 
-def held_is_not_frozen(studio: Studio) -> Figures:
-    """Economy mode shows a key picture again and again; nobody may call that frozen."""
-    with studio.channel("held", mode="economy") as story:
-        story.watched.wait_for_more(HASTY.impaired_s + 4)
-        assert story.watched.source.state == "up"
-        assert story.watched.holes == []
-        return {"seconds": len(story.watched.samples)}
+def held_is_not_frozen(clips: ClipSet) -> Figures:
+    """Economy mode repeats key frames; this must not count as frozen."""
+    with clips.channel("held", mode="economy") as channel:
+        channel.watched.wait_for_more(HASTY.impaired_s + 4)
+        assert channel.watched.source.state == "up"
+        assert channel.watched.holes == []
+        return {"seconds": len(channel.watched.samples)}
 
 
-def gone_for_long(studio: Studio) -> Figures:
-    """Away for longer than the silence that a clock bridges: paced retries, then a new epoch."""
-    air = Air(studio.clip, LENGTH_S)
+def away_for_long(clips: ClipSet) -> Figures:
+    """Away for longer than the silence that a clock bridges: slow retries, then a new epoch."""
+    air = Air(clips.clip, LENGTH_S)
     patience = replace(HASTY, silence_s=4.0)
     with (
         on_air(air) as web,
         FaultProxy(web.port) as proxy,
-        watching(f"http://127.0.0.1:{proxy.port}/x.ts", "gone", patience=patience) as watched,
+        watching(f"http://127.0.0.1:{proxy.port}/x.ts", "away", patience=patience) as watched,
     ):
         watched.wait_for_state("up")
         watched.wait_for_more()
@@ -165,29 +165,29 @@ def gone_for_long(studio: Studio) -> Figures:
         return {"away_s": away_s, "tries": tries}
 
 
-def killed(studio: Studio, times: int = 1) -> Figures:
-    """kill -9 of the decoder: it is started again at once, and what it costs is its own start."""
-    with studio.channel("killed") as story:
-        watched, back_s = story.watched, 0.0
+def killed(clips: ClipSet, times: int = 1) -> Figures:
+    """kill -9 of the decoder: it is restarted at once, and only its start-up time is lost."""
+    with clips.channel("killed") as channel:
+        watched, back_s = channel.watched, 0.0
         for _ in range(times):
             pid, killed_at = watched.pid, time.monotonic()
             os.kill(pid, signal.SIGKILL)
             watched.wait(lambda old=pid: watched.pid not in (0, old), "another decoder")  # type: ignore[misc]
-            watched.wait_for_more(1)  # of the new one
+            watched.wait_for_more(1)  # of the new decoder
             back_s = max(back_s, time.monotonic() - killed_at)
             watched.wait_for_more(2)
         assert watched.value("copywatch_reconnects_total", reason="crashed") == times
         assert len(watched.epochs) == 1
         missed = max((n for _, n, _ in watched.holes), default=0)
-        # 2 s; more only where this machine needed more to start a decoder at all
-        assert missed <= max(2.0, story.start_s), (missed, story.start_s)
-        return {"back_s": back_s, "missed_s": missed, "start_s": story.start_s}
+        # 2 s; more only if this machine needed longer to start a decoder
+        assert missed <= max(2.0, channel.start_s), (missed, channel.start_s)
+        return {"back_s": back_s, "missed_s": missed, "start_s": channel.start_s}
 
 
-def crash_loop(studio: Studio) -> Figures:
-    """A decoder that dies again and again is started seldom, and the channel is called failed."""
-    with studio.channel("loop") as story:
-        watched, killed_pids = story.watched, set[int]()
+def crash_loop(clips: ClipSet) -> Figures:
+    """A decoder that keeps crashing is restarted less often, and the channel is reported as failed."""
+    with clips.channel("loop") as channel:
+        watched, killed_pids = channel.watched, set[int]()
 
         def is_failed() -> bool:
             child = watched.source._child
@@ -203,29 +203,29 @@ def crash_loop(studio: Studio) -> Figures:
         return {"kills": len(killed_pids)}
 
 
-def stopped(studio: Studio) -> Figures:
-    """A decoder that gets no processor at all is as good as dead, and replaced."""
-    with studio.channel("stopped") as story:
-        child = story.watched.source._child
+def stopped(clips: ClipSet) -> Figures:
+    """A decoder that gets no CPU is replaced."""
+    with clips.channel("stopped") as channel:
+        child = channel.watched.source._child
         assert child is not None
         os.kill(child.pid, signal.SIGSTOP)
-        story.watched.wait_for_state("stalled")
-        story.watched.wait_for_state("up")
-        story.watched.wait_for_more()
-        assert len(story.watched.epochs) == 1
-        return {"missed_s": sum(n for _, n, _ in story.watched.holes)}
+        channel.watched.wait_for_state("stalled")
+        channel.watched.wait_for_state("up")
+        channel.watched.wait_for_more()
+        assert len(channel.watched.epochs) == 1
+        return {"missed_s": sum(n for _, n, _ in channel.watched.holes)}
 
 
-# fault -> story
-STORIES: dict[str, Callable[[Studio], Figures]] = {
+# fault -> scenario
+SCENARIOS: dict[str, Callable[[ClipSet], Figures]] = {
     "F15 decoder killed": killed,
     "F16 crash loop": crash_loop,
     "F34 stall": stall,
     "F35 trickle": trickle,
     "F36 reset": reset,
     "F36 cut short": cut_short,
-    "F37 hang-up": hang_up,
-    "F37 gone for long": gone_for_long,
+    "F37 closed by the server": close_connection,
+    "F37 away for long": away_for_long,
     "F38 no headers": no_headers,
     "F39 unknown host": unknown_host,
     "F40 401": transports.answers(401, "denied"),
@@ -237,14 +237,14 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F42 one wrap": clocks.one_wrap,
     "F43 jump back": clocks.jump(-3600.0),
     "F44 jump forward": clocks.jump(3600.0),
-    "F45 no times": clocks.vanished_times,
+    "F45 no timestamps": clocks.missing_times,
     "F46 splice": transports.playlist("splice"),
     "F47 frozen playlist": transports.playlist("frozen-playlist"),
-    "F47 numbers anew": transports.playlist("numbers-anew"),
+    "F47 sequence numbers restarted": transports.playlist("restarted-numbers"),
     "F47 missing segments": transports.playlist("missing-segments"),
     "F48 other size": larger_picture,
     "F49 other codec": other_codec,
-    "F50 sound alone": sound_alone,
+    "F50 sound only": sound_only,
     "F51 black": _impaired("black"),
     "F51 frozen": _impaired("frozen"),
     "F51 held is not frozen": held_is_not_frozen,
@@ -254,16 +254,16 @@ STORIES: dict[str, Callable[[Studio], Figures]] = {
     "F54 datagrams lost, 20 %": transports.datagrams(0.20),
     "F54 RTSP datagrams lost": losses.rtsp_datagrams(0.05),
     "F54 RTSP in TCP torn and cut": losses.rtsp_in_tcp(),
-    "F54 RTMP bytes spoilt": losses.rtmp_bytes(),
+    "F54 RTMP bytes damaged": losses.rtmp_bytes(),
     "F55 recording as live": clocks.recording_as_live,
-    "F61 no processor": stopped,
+    "F61 no CPU": stopped,
 }
 
 
-def long_stories(gone_for_s: float) -> dict[str, Callable[[Studio], Figures]]:
-    """Minutes of computing, or an hour of waiting, so not part of the tests. The longest begins first."""
+def long_scenarios(away_s: float) -> dict[str, Callable[[ClipSet], Figures]]:
+    """Scenarios that take minutes or an hour, so not part of the tests; the longest starts first."""
     return {
-        "F37 gone for an hour": outage.gone(gone_for_s),
+        "F37 away for an hour": outage.away(away_s),
         "F15 decoder killed, 4 times": partial(killed, times=4),
         "F42 many wraps": clocks.many_wraps,
         "F47 segments of 12 s": transports.long_segments,
@@ -271,42 +271,43 @@ def long_stories(gone_for_s: float) -> dict[str, Callable[[Studio], Figures]]:
         "F52 120 pictures a second": clocks.picture_rate(1 / 120),
         "F54 RTSP datagrams lost, 1 %": losses.rtsp_datagrams(0.01, 60),
         "F54 RTSP datagrams lost, 20 %": losses.rtsp_datagrams(0.20, 60),
-        "F54 RTSP datagrams lost, key pictures": losses.rtsp_datagrams(0.05, 60, mode="economy"),
+        "F54 RTSP datagrams lost, economy mode": losses.rtsp_datagrams(0.05, 60, mode="economy"),
         "F54 RTSP in TCP torn and cut, 5 times": losses.rtsp_in_tcp(5),
-        "F54 RTMP bytes spoilt, 5 times": losses.rtmp_bytes(5),
+        "F54 RTMP bytes damaged, 5 times": losses.rtmp_bytes(5),
     }
 
 
 def run(
-    stories: dict[str, Callable[[Studio], Figures]],
+    scenarios: dict[str, Callable[[ClipSet], Figures]],
     folder: Path,
     at_once: int,
     say: Callable[[str, dict[str, Any]], None] = lambda name, figures: None,
 ) -> dict[str, dict[str, Any]]:
-    """Tells the stories, several at once, beside a witness; `wrong` is 1 where one did not go as it should.
+    """Runs the scenarios, several at once, beside a witness channel; `failures` is 1 where one failed.
 
-    `say` hears of each as it ends.
+    Calls `say` with the figures of each as it ends.
     """
-    studio, told = Studio(folder), dict[str, dict[str, Any]]()
+    clips, results = ClipSet(folder), dict[str, dict[str, Any]]()
 
-    def tell(name: str) -> None:
+    def run_one(name: str) -> None:
         began = time.monotonic()
         try:
-            told[name] = {**{key: round(value, 1) for key, value in stories[name](studio).items()}, "wrong": 0}
-        except Exception as error:  # a story that could not be told is as bad as one that went wrong
-            told[name] = {"wrong": 1, "error": f"{type(error).__name__}: {error}"[:400]}
-        say(f"{name} ({time.monotonic() - began:.0f} s)", told[name])
+            figures = scenarios[name](clips)
+            results[name] = {**{key: round(value, 1) for key, value in figures.items()}, "failures": 0}
+        except Exception as error:  # a scenario that cannot run has failed too
+            results[name] = {"failures": 1, "error": f"{type(error).__name__}: {error}"[:400]}
+        say(f"{name} ({time.monotonic() - began:.0f} s)", results[name])
 
     with (
-        on_air(Air(studio.clip, LENGTH_S)) as web,
+        on_air(Air(clips.clip, LENGTH_S)) as web,
         watching(f"http://127.0.0.1:{web.port}/x.ts", "witness", pictures=False) as witness,
     ):
         witness.wait_for_more()
         with ThreadPoolExecutor(max_workers=at_once) as pool:
-            list(pool.map(tell, stories))
+            list(pool.map(run_one, scenarios))
         witness.wait_for_more()
         missed = sum(n for _, n, _ in witness.holes)
-        wrong = int(missed > 0 or len(witness.epochs) > 1)
-        told["witness"] = {"seconds": len(witness.samples), "missed_s": missed, "wrong": wrong}
-        say("witness", told["witness"])
-    return told
+        failures = int(missed > 0 or len(witness.epochs) > 1)
+        results["witness"] = {"seconds": len(witness.samples), "missed_s": missed, "failures": failures}
+        say("witness", results["witness"])
+    return results

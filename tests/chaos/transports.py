@@ -1,4 +1,4 @@
-"""Stories of the way that a stream takes: what a web server answers, playlists, datagrams, certificates."""
+"""Transport scenarios: HTTP status codes, playlists, datagrams, certificates."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
-from tests.chaos.studio import Figures, Studio, sum_of
+from tests.chaos.faulty_channel import ClipSet, Figures, sum_of
 from tests.support.live_stream import PACKET, Air, LivePlaylist, WebServer
 from tests.support.running_source import HASTY, LENGTH_S, watching
 
 
-def answers(code: int, state: str) -> Callable[[Studio], Figures]:
-    def story(studio: Studio) -> Figures:
-        air, refuses = Air(studio.clip, LENGTH_S), [True]
+def answers(code: int, state: str) -> Callable[[ClipSet], Figures]:
+    def scenario(clips: ClipSet) -> Figures:
+        air, is_refusing = Air(clips.clip, LENGTH_S), [True]
 
         def answer(request: BaseHTTPRequestHandler) -> None:
-            if refuses[0]:
+            if is_refusing[0]:
                 request.send_error(code)
                 return
             request.send_response(200)
@@ -35,20 +35,20 @@ def answers(code: int, state: str) -> Callable[[Studio], Figures]:
         with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/x.ts", f"http-{code}") as watched:
             watched.wait_for_state(state)
             watched.wait(lambda: sum_of(watched, "copywatch_reconnects_total") >= 2, "two retries")
-            refuses[0] = False
-            healed = time.monotonic()
+            is_refusing[0] = False
+            lifted = time.monotonic()
             watched.wait_for_state("up")
             watched.wait_for_more()
-            return {"back_s": time.monotonic() - healed}
+            return {"back_s": time.monotonic() - lifted}
 
-    return story
+    return scenario
 
 
-def playlist(what: str) -> Callable[[Studio], Figures]:
-    def story(studio: Studio) -> Figures:
-        air = Air(studio.clip, LENGTH_S)
+def playlist(what: str) -> Callable[[ClipSet], Figures]:
+    def scenario(clips: ClipSet) -> Figures:
+        air = Air(clips.clip, LENGTH_S)
         playlist = LivePlaylist(air)
-        playlist.less = -1000 if what == "numbers-anew" else 0
+        playlist.less = -1000 if what == "restarted-numbers" else 0
         with WebServer(playlist.answer) as web, watching(f"http://127.0.0.1:{web.port}/live.m3u8", what) as watched:
             watched.wait_for_state("up")
             watched.wait_for_more()
@@ -58,7 +58,7 @@ def playlist(what: str) -> Callable[[Studio], Figures]:
                 watched.wait_for_state("stalled")
                 playlist.frozen_at = None
                 watched.wait_for_state("up")
-            elif what == "numbers-anew":  # FFmpeg waits for a number that will not come for long
+            elif what == "restarted-numbers":  # FFmpeg waits for a number that is far ahead
                 playlist.less = 0
                 watched.wait_for_state("stalled")
                 watched.wait_for_state("up")
@@ -75,19 +75,19 @@ def playlist(what: str) -> Callable[[Studio], Figures]:
                 assert len(watched.epochs) == 1
             return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
 
-    return story
+    return scenario
 
 
-def long_segments(studio: Studio) -> Figures:
-    """Segments of 12 s: nothing comes for longer than another stream may be silent, and nobody reconnects for it."""
-    playlist = LivePlaylist(Air(studio.clip, LENGTH_S), segment_s=12)
+def long_segments(clips: ClipSet) -> Figures:
+    """Segments of 12 s: longer without data than other streams may be, without a reconnect."""
+    playlist = LivePlaylist(Air(clips.clip, LENGTH_S), segment_s=12)
     patience = replace(HASTY, segments_s=30)
     with (
         WebServer(playlist.answer) as web,
         watching(f"http://127.0.0.1:{web.port}/live.m3u8", "long-segments", patience=patience) as watched,
     ):
         watched.wait_for_state("up")
-        before = sum_of(watched, "copywatch_reconnects_total")  # while there was no segment yet
+        before = sum_of(watched, "copywatch_reconnects_total")  # reconnects before the first segment
         watched.wait_for_more(38)
         after = sum_of(watched, "copywatch_reconnects_total")
         assert after == before, (before, after)
@@ -96,11 +96,11 @@ def long_segments(studio: Studio) -> Figures:
         return {"seconds": len(watched.samples), "missed_s": 0}
 
 
-def datagrams(loss: float) -> Callable[[Studio], Figures]:
-    """UDP where some datagrams are lost, some come twice and some too late."""
+def datagrams(loss: float) -> Callable[[ClipSet], Figures]:
+    """UDP with datagrams lost, duplicated and reordered."""
 
-    def story(studio: Studio) -> Figures:
-        air, over, luck = Air(studio.clip, LENGTH_S), threading.Event(), random.Random(5)
+    def scenario(clips: ClipSet) -> Figures:
+        air, over, luck = Air(clips.clip, LENGTH_S), threading.Event(), random.Random(5)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
             one.bind(("127.0.0.1", 0))
             port = one.getsockname()[1]
@@ -139,22 +139,22 @@ def datagrams(loss: float) -> Callable[[Studio], Figures]:
             over.set()
             thread.join()
 
-    return story
+    return scenario
 
 
-SELF_SIGNED, EXPIRED = 18, 10  # OpenSSL's numbers for what is wrong with a certificate
+SELF_SIGNED, EXPIRED = 18, 10  # verification errors of OpenSSL
 
 
-def untrusted(studio: Studio) -> Figures:
-    """A certificate that nobody vouches for: an error, never a fall-back."""
-    assert _refused_by_tls(*_certificate(studio.folder, "untrusted", days=2)) == SELF_SIGNED
+def untrusted(clips: ClipSet) -> Figures:
+    """A self-signed certificate is an error, without a fall-back."""
+    assert _refused_by_tls(*_certificate(clips.folder, "untrusted", days=2)) == SELF_SIGNED
     return {}
 
 
-def expired(studio: Studio) -> Figures:
-    """A certificate that would be trusted if its time were not over."""
-    context, public = _certificate(studio.folder, "expired", days=-1)
-    os.environ["SSL_CERT_FILE"] = str(public)  # trusted by the decoders that begin from now on
+def expired(clips: ClipSet) -> Figures:
+    """A trusted certificate that has expired is an error."""
+    context, public = _certificate(clips.folder, "expired", days=-1)
+    os.environ["SSL_CERT_FILE"] = str(public)  # trusted by decoders that start from now on
     try:
         assert _refused_by_tls(context, public) == EXPIRED
     finally:
@@ -163,10 +163,10 @@ def expired(studio: Studio) -> Figures:
 
 
 def _certificate(folder: Path, name: str, days: int) -> tuple[ssl.SSLContext, Path]:
-    """A server's side of TLS, and the certificate: of its own making, good for so many days."""
+    """A TLS server context with a self-signed certificate that is valid for `days`, and the certificate."""
     key, request, public = (folder / f"{name}-{what}.pem" for what in ("key", "request", "certificate"))
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
-    ask: list[str | Path] = [
+    request_command: list[str | Path] = [
         "req",
         "-newkey",
         "rsa:2048",
@@ -178,7 +178,7 @@ def _certificate(folder: Path, name: str, days: int) -> tuple[ssl.SSLContext, Pa
         "-subj",
         "/CN=here",
     ]
-    sign: list[str | Path] = [
+    sign_command: list[str | Path] = [
         "x509",
         "-req",
         "-in",
@@ -190,7 +190,7 @@ def _certificate(folder: Path, name: str, days: int) -> tuple[ssl.SSLContext, Pa
         "-days",
         str(days),
     ]
-    for command in (ask, [*sign, "-out", public]):
+    for command in (request_command, [*sign_command, "-out", public]):
         subprocess.run(["openssl", *command], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(public, key)
@@ -198,15 +198,15 @@ def _certificate(folder: Path, name: str, days: int) -> tuple[ssl.SSLContext, Pa
 
 
 def _refused_by_tls(context: ssl.SSLContext, public: Path) -> int:
-    """OpenSSL's number for what is wrong with the certificate; a channel does not take it either."""
-    asked: list[str] = []
+    """OpenSSL's verification error for the certificate; checks that a channel refuses it too."""
+    requests: list[str] = []
     with (
-        WebServer(lambda request: asked.append(request.path), context) as web,
+        WebServer(lambda request: requests.append(request.path), context) as web,
         watching(f"https://127.0.0.1:{web.port}/x.ts", public.stem) as watched,
     ):
         watched.wait_for_state("failed")
         watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="untrusted") >= 1, "retry")
-        assert asked == []
+        assert requests == []
         with socket.create_connection(("127.0.0.1", web.port)) as plain:
             try:
                 ssl.create_default_context().wrap_socket(plain, server_hostname="127.0.0.1").close()

@@ -1,4 +1,4 @@
-"""The API of a running monitor, called in thousands of ways that nobody would think of."""
+"""Thousands of generated calls to the API of a running monitor."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tests.support.web_server import Serving, furnish
 
 
 def run(folder: Path, calls_each: int, seed: int) -> dict[str, Any]:
-    """Calls every operation so often in each way; a wrong answer, a dead server or an unready one is wrong."""
+    """Calls every operation `calls_each` times in each way; an invalid response or a dead server is a failure."""
     serving = Serving(furnish(recorded_channel.build(folder / "studio"), folder / "web"))
     try:
         serving.wait_for("the stream ended")
         client = serving.client()
         done = call_everything(serving.address, what_is_there(client), calls_each, seed)
         ready = client("GET", "/readyz")
-        wrong = done.wrong + ([] if ready.status == 200 else [f"unready: {ready.body!r}"])
+        failures = done.wrong + ([] if ready.status == 200 else [f"unready: {ready.body!r}"])
         if serving.stop() != 0:
-            wrong.append("it did not end as it should")
+            failures.append("serve did not exit with 0")
     finally:
         serving.kill()
     return {
@@ -28,6 +28,6 @@ def run(folder: Path, calls_each: int, seed: int) -> dict[str, Any]:
         "calls": done.n_calls,
         "fewest": min(done.operations.values()),
         "statuses": {str(status): n for status, n in sorted(done.statuses.items())},
-        "wrong": len(wrong),
-        "what": wrong[:20],
+        "failures": len(failures),
+        "examples": failures[:20],
     }

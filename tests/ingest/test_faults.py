@@ -1,4 +1,4 @@
-"""Every fault of a stream, each on a channel of its own, several at once, and one channel that nothing happens to."""
+"""Every stream fault, each on its own channel, several at once, beside one channel without a fault."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.streams import STORIES, run
+from tests.chaos.streams import SCENARIOS, run
 
 pytestmark = pytest.mark.system  # nginx, VLC, ffmpeg, openssl
 
-AT_ONCE = 8  # stories; more would only wait for two cores to start their decoders
+AT_ONCE = 8  # scenarios; more would only wait for two cores to start their decoders
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """How each story went, and the witness's."""
-    return run(STORIES, tmp_path_factory.mktemp("studio"), AT_ONCE)
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """The figures of each scenario and of the witness."""
+    return run(SCENARIOS, tmp_path_factory.mktemp("clips"), AT_ONCE)
 
 
-@pytest.mark.parametrize("name", STORIES)
-def test_the_channel_ends_in_its_state_and_recovers_by_itself(name: str, told: dict[str, dict[str, Any]]) -> None:
-    assert told[name]["wrong"] == 0, told[name]
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_channel_ends_in_its_state_and_recovers_by_itself(name: str, results: dict[str, dict[str, Any]]) -> None:
+    assert results[name]["failures"] == 0, results[name]
 
 
-def test_no_other_channel_misses_a_second(told: dict[str, dict[str, Any]]) -> None:
-    assert told["witness"]["wrong"] == 0, told["witness"]
-    assert told["witness"]["seconds"] > 10
+def test_no_other_channel_misses_a_second(results: dict[str, dict[str, Any]]) -> None:
+    assert results["witness"]["failures"] == 0, results["witness"]
+    assert results["witness"]["seconds"] > 10

@@ -1,4 +1,4 @@
-"""A TCP proxy, and one that does to a connection what networks do: stall, trickle, reset, hang up, cut, refuse it."""
+"""A TCP proxy, and one with the faults of networks: stall, trickle, reset, close, cut, refuse."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from types import TracebackType
 from typing import Literal, Self
 
 Fault = Literal["none", "stall", "trickle", "reset", "eof", "refuse"]
-TRICKLE_S = 0.5  # a byte each: enough to keep a socket's own time-out from firing
+TRICKLE_S = 0.5  # between two bytes: often enough that no socket time-out fires
 
 
 class Proxy(ABC):
-    """Listens on a port of loopback (0: a free one); each connection is served by a thread of its own."""
+    """Listens on a loopback port (0: a free one); each connection has its own thread."""
 
     def __init__(self, target: int, port: int = 0) -> None:
         self.target = target
@@ -53,12 +53,12 @@ class Proxy(ABC):
 
 
 class FaultProxy(Proxy):
-    """Passes everything on to `target` until `fault` says otherwise, for connections that are open and for new ones."""
+    """Forwards everything to `target` unless `fault` is set, which affects open and new connections."""
 
     def __init__(self, target: int) -> None:
         self.fault: Fault = "none"
-        self.cut_after: int | None = None  # bytes of an answer, then the connection is closed
-        self.spoil: Callable[[bytes], bytes] | None = None  # what becomes of the bytes on their way
+        self.cut_after: int | None = None  # bytes of a reply, then the connection is closed
+        self.damage: Callable[[bytes], bytes] | None = None  # changes the bytes of replies
         super().__init__(target)
 
     def _serve(self, client: socket.socket) -> None:
@@ -70,7 +70,7 @@ class FaultProxy(Proxy):
         except OSError:
             reset(client)
             return
-        client.settimeout(0.05)  # so that nobody sits in a read when the socket is closed: it would stay open
+        client.settimeout(0.05)  # so that no read blocks when the socket is closed: it would stay open
         server.settimeout(0.05)
         over = threading.Event()
         pump = threading.Thread(target=_pump, args=(client, server, over), daemon=True)
@@ -91,7 +91,7 @@ class FaultProxy(Proxy):
             if self.fault in ("reset", "eof", "refuse"):
                 return
             if self.fault == "stall":
-                time.sleep(0.05)  # the fault itself: nothing passes until it is lifted
+                time.sleep(0.05)  # the fault itself: nothing passes until it ends
                 continue
             try:
                 data = server.recv(1 if self.fault == "trickle" else 1 << 16)
@@ -99,7 +99,7 @@ class FaultProxy(Proxy):
                     return
                 if self.cut_after is not None:
                     data = data[: self.cut_after - n_sent]
-                client.sendall(data if self.spoil is None else self.spoil(data))
+                client.sendall(data if self.damage is None else self.damage(data))
             except TimeoutError:
                 continue
             except OSError:

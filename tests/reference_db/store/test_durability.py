@@ -4,7 +4,7 @@ import pytest
 
 from reference_db.store import sqlite
 from tests.chaos import power, random_kills, storage
-from tests.chaos.operations import OPERATIONS, WRONG, Operation
+from tests.chaos.operations import INCORRECT, OPERATIONS, Operation
 
 pytestmark = pytest.mark.system  # strace
 
@@ -13,19 +13,19 @@ SYNCS = ("fsync", "fdatasync", "rename", "unlink", "pwrite64")  # a kill between
 
 def test_a_writer_killed_at_any_system_call_leaves_the_library_whole() -> None:
     tally = storage.kill_points(OPERATIONS, sample=9, seed=1)
-    assert tally.wrong == []
+    assert tally.failures == []
     assert tally.n_hit == tally.n_trials == 9 * len(OPERATIONS)
 
 
-@pytest.mark.parametrize("operation", WRONG, ids=lambda operation: operation.name)
+@pytest.mark.parametrize("operation", INCORRECT, ids=lambda operation: operation.name)
 def test_writers_that_break_the_order_are_caught(operation: Operation) -> None:
     tally = storage.kill_points([operation], sample=14, seed=1, calls=SYNCS)
-    assert tally.wrong
+    assert tally.failures
 
 
 def test_a_failing_disk_is_reported_and_damages_nothing() -> None:
     tally = storage.disk_faults(OPERATIONS, sample=10, seed=1)
-    assert tally.wrong == []
+    assert tally.failures == []
     assert tally.n_hit >= 30
 
 
@@ -39,7 +39,7 @@ def test_nothing_is_written_to_the_catalogue_after_a_sync_of_it_failed(name: str
 
 def test_a_writer_killed_at_any_moment_loses_nothing_that_it_acknowledged() -> None:
     tally = random_kills.random_kills(25, seed=1)
-    assert tally.wrong == []
+    assert tally.failures == []
     assert tally.n_acknowledged >= 10
 
 
@@ -66,11 +66,11 @@ def test_a_second_writing_process_is_refused_with_a_sentence() -> None:
 
 def test_a_power_cut_at_any_moment_loses_nothing_that_was_acknowledged() -> None:
     tally = power.cuts(OPERATIONS, 15, seed=1)
-    assert tally.wrong == []
+    assert tally.failures == []
     assert tally.n_acknowledged >= 10
 
 
 @pytest.mark.parametrize("forgotten", power.FORGOTTEN)
 def test_a_forgotten_sync_is_caught(forgotten: str) -> None:
     operations = [operation for operation in OPERATIONS if operation.name in ("first", "add", "remove")]
-    assert power.cuts(operations, 30, seed=1, forgotten=forgotten).wrong
+    assert power.cuts(operations, 30, seed=1, forgotten=forgotten).failures

@@ -179,7 +179,7 @@ def test_a_torn_page_is_detected_and_repaired(library: Path) -> None:
 
 def test_every_flipped_byte_is_detected(tmp_path: Path) -> None:
     tally = flip_bytes(200, seed=5)
-    assert tally.wrong == []
+    assert tally.failures == []
     assert tally.n_found >= 100
 
 

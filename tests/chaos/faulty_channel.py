@@ -1,4 +1,4 @@
-"""Where stories of streams are told: clips, channels on air behind a fault proxy, and what to expect of them."""
+"""Shared by the stream scenarios: clips, and a live channel behind a fault proxy with the recovery that is expected."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.support.running_source import FPS, LENGTH_S, Watching, watching, writ
 
 Figures = dict[str, float]
 
-LASTING_S = 4.0  # of air, that a fault takes at least
+LASTING_S = 4.0  # stream seconds that a fault lasts at least
 
 
-class Studio:
-    """The clips, made once."""
+class ClipSet:
+    """The clips, written once."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
@@ -34,8 +34,8 @@ class Studio:
         self.both = write_both(folder / "both.ts")
 
     @contextmanager
-    def channel(self, name: str, clip: Path | None = None, *, mode: str = "exact") -> Iterator[Story]:
-        """A channel of its own on air, behind a fault proxy, watched and up."""
+    def channel(self, name: str, clip: Path | None = None, *, mode: str = "exact") -> Iterator[FaultyChannel]:
+        """A live channel behind a fault proxy, read by a source and up."""
         air = Air(clip or self.clip, LENGTH_S)
         began = time.monotonic()
         with (
@@ -46,45 +46,45 @@ class Studio:
             watched.wait_for_state("up")
             start_s = time.monotonic() - began
             watched.wait_for_more()
-            yield Story(air, proxy, watched, start_s)
+            yield FaultyChannel(air, proxy, watched, start_s)
 
 
 def write_sound_air(path: Path) -> Path:
-    """Sound alone, in MPEG-TS."""
+    """Writes an MPEG-TS file with sound only."""
     with av.open(str(path), "w") as container:
         media._write_tone(container, container.add_stream("mp2", rate=16000), float(LENGTH_S))
     return path
 
 
 def write_both(path: Path) -> Path:
-    """Pictures and sound."""
+    """Writes a clip with pictures and sound."""
     times = [n / FPS for n in range(LENGTH_S * FPS)]
     pictures = ((t, media.picture(4, t, 160, 90)) for t in times)
     return media.write_clip(path, pictures, fps=FPS, gop=FPS, b_frames=0, sound=True)
 
 
-class Story:
-    """One channel that something happens to."""
+class FaultyChannel:
+    """One live channel that a fault is injected into."""
 
     def __init__(self, air: Air, proxy: FaultProxy, watched: Watching, start_s: float) -> None:
         self.air, self.proxy, self.watched, self.start_s = air, proxy, watched, start_s
 
-    def after(self, fault: Fault, *states: str) -> Figures:
-        """The fault, the state it leads to, its end, and the recovery in the same epoch with the gap told."""
+    def recover_from(self, fault: Fault, *states: str) -> Figures:
+        """Injects the fault, waits for a state, lifts the fault, and checks the recovery: same epoch, gap reported."""
         watched, air = self.watched, self.air
-        fell_s = air.at_s
+        fault_s = air.at_s
         self.proxy.fault = fault
         watched.wait(lambda: watched.source.state in states, " or ".join(states))
-        noticed_s = air.at_s - fell_s
-        # The server begins each connection with a second of the past: a shorter fault may leave no gap at all.
-        watched.wait(lambda: air.at_s - fell_s >= LASTING_S, "the fault lasts")
+        noticed_s = air.at_s - fault_s
+        # The server starts each connection a second in the past: a shorter fault may leave no gap.
+        watched.wait(lambda: air.at_s - fault_s >= LASTING_S, "the fault lasts")
         self.proxy.fault = "none"
-        lasted_s, healed_s = air.at_s - fell_s, air.at_s
+        lasted_s, lifted_s = air.at_s - fault_s, air.at_s
         watched.wait_for_state("up")
         watched.wait_for_more()
-        back_s = air.at_s - healed_s
+        back_s = air.at_s - lifted_s
         assert len(watched.epochs) == 1, watched.epochs
-        assert watched.holes, "a gap must be told"
+        assert watched.holes, "the gap must be reported"
         assert {reason for _, _, reason in watched.holes} == {"reconnect"}
         assert sum_of(watched, "copywatch_reconnects_total") >= 1
         missed = sum(n for _, n, _ in watched.holes)
@@ -93,7 +93,7 @@ class Story:
 
 
 def sum_of(watched: Watching, name: str) -> float:
-    """Over all labels but the channel."""
+    """Sum over all labels except the channel."""
     return sum(
         sample.value
         for family in watched.metrics.registry.collect()
