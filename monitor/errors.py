@@ -1,31 +1,31 @@
-"""Errors of the monitor; those of the library of references are in reference_db/errors.py.
+"""Errors of the monitor; those of the reference library are in reference_db/errors.py.
 
 MonitorError
-├── ConfigError        a setting or file is wrong: exit 3, one sentence
-├── OutboxFailed       the disk does not keep alerts and state: monitoring goes on, and says so
-├── SnapshotRefused    a channel's kept state cannot be gone on from: it begins anew, with a gap
-├── DeskError          the desk: licences, exclusions, reviews
-│   ├── DeskRefused    what was asked for cannot be
-│   ├── NotOnDesk      there is no such thing
-│   └── DeskFailed     the disk does not keep it, or cannot be read
-├── WebhookError       who is told over the web
-│   ├── WebhookRefused what was asked for cannot be
-│   ├── NoSuchWebhook  there is no such thing
-│   └── WebhooksFailed the disk does not keep it, or cannot be read
-├── JobsFailed         uploads cannot be kept on disk until they are registered
-├── RepliesFailed      answers cannot be kept on disk for who asks again
-└── Unreachable        an address that does not answer: exit 4
+├── ConfigError            a setting or a file is invalid: exit 3, one sentence
+├── OutboxFailed           alerts and snapshots cannot be written or read: monitoring continues and reports it
+├── SnapshotRefused        a snapshot cannot be restored: the channel starts fresh, with a gap
+├── RightsError            licences, exclusions, reviews
+│   ├── InvalidRights      the request is invalid
+│   ├── RightsNotFound     not found
+│   └── RightsStoreFailed  the file cannot be written or read
+├── WebhookError           webhooks
+│   ├── WebhookRefused     the request is invalid
+│   ├── NoSuchWebhook      not found
+│   └── WebhooksFailed     the file cannot be written or read
+├── JobsFailed             uploads waiting for registration cannot be written or read
+├── RepliesFailed          stored replies for retried requests cannot be written or read
+└── Unreachable            an address does not answer: exit 4
 """
 
 from typing import Any
 
 
 class MonitorError(Exception):
-    """The root; its message is one sentence that says what to do."""
+    """The root; the message is one sentence that says what to do."""
 
 
 class ConfigError(MonitorError):
-    """A setting or a file named by one is wrong."""
+    """A setting, or a file that one names, is invalid."""
 
 
 class Unreachable(MonitorError):
@@ -33,19 +33,19 @@ class Unreachable(MonitorError):
 
 
 class SnapshotRefused(MonitorError):
-    """A snapshot that cannot be restored. `notes` are what came with it, where at least they could be read."""
+    """A snapshot cannot be restored. `notes` are those stored with it, if they could be read."""
 
     def __init__(self, reason: str, notes: dict[str, Any] | None = None) -> None:
-        super().__init__(f"the kept state cannot be used: {reason}")
+        super().__init__(f"the snapshot cannot be restored: {reason}")
         self.notes = notes
 
 
 class WebhookError(MonitorError):
-    """The root of what goes wrong with webhooks."""
+    """The root of webhook errors."""
 
 
 class WebhookRefused(WebhookError):
-    """An address or an event that cannot be."""
+    """An address or an event type is invalid."""
 
 
 class NoSuchWebhook(WebhookError):
@@ -53,27 +53,27 @@ class NoSuchWebhook(WebhookError):
 
 
 class WebhooksFailed(WebhookError):
-    """What is owed to webhooks cannot be kept on disk, or read from it."""
+    """Webhooks and their deliveries cannot be written to disk or read from it."""
 
 
 class JobsFailed(MonitorError):
-    """Uploads cannot be kept on disk, or read from it."""
+    """Upload jobs cannot be written to disk or read from it."""
 
 
 class RepliesFailed(MonitorError):
-    """Answers cannot be kept, or read."""
+    """Stored replies cannot be written to disk or read from it."""
 
 
 class OutboxFailed(MonitorError):
-    """Alerts and state cannot be kept on disk, or read from it."""
+    """Alerts and snapshots cannot be written to disk or read from it."""
 
 
 class RightsError(MonitorError):
-    """A licence, an exclusion or a review could not be kept or found."""
+    """The root of errors about licences, exclusions and reviews."""
 
 
 class InvalidRights(RightsError):
-    """What was asked for cannot be."""
+    """The request is invalid."""
 
 
 class RightsNotFound(RightsError):
@@ -81,4 +81,4 @@ class RightsNotFound(RightsError):
 
 
 class RightsStoreFailed(RightsError):
-    """The desk cannot be written or read."""
+    """Licences, exclusions and reviews cannot be written to disk or read from it."""

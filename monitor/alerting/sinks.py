@@ -1,4 +1,4 @@
-"""Sinks: where alerts go."""
+"""Sinks: where alert events are sent."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import BinaryIO, Protocol
 from monitor.alerting.alerts import Alert
 from monitor.errors import ConfigError
 
-TAIL_BYTES = 4 << 20  # of a file, in which a line may be that was written and not noted as such
+TAIL_BYTES = 4 << 20  # end of a file that is searched for events written just before a crash
 
 
 class Sink(Protocol):
-    """Takes alerts in the order in which they were told; telling one twice does no harm, since ids are for life."""
+    """Receives alert events in order, each at least once; receivers recognise repeats by `id` and `seq`."""
 
     def send(self, alerts: list[Alert]) -> None:
-        """Returns when the alerts are where they belong; raises where they are not, and is then asked again.
+        """Returns when the events are delivered; if it raises, the dispatcher calls it again with the same events.
 
-        May block; called in a thread of its own.
+        May block: the dispatcher calls it in a thread of the sink's own.
         """
         ...
 
 
 class JsonLinesSink:
-    """A file with one JSON object a line. Opened anew for each batch, so it may be rotated or removed at any time.
+    """A file with one JSON object per line, opened for each batch, so it may be rotated or removed at any time.
 
-    A line that a crash or a full disk tore is cut off before the next is written, and one that was written just
-    before a crash is not written again.
+    A line that a crash or a full disk tore is cut off before the next one is written, and a line written just before a
+    crash is not written again.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._is_new = True  # nothing was written in this life
+        self._is_first = True  # nothing was written since the process started
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab"):
@@ -45,18 +45,18 @@ class JsonLinesSink:
     def send(self, alerts: list[Alert]) -> None:
         with self.path.open("a+b") as file:
             _cut_torn_line(file)
-            if self._is_new:
-                there = _last_told(file)
-                alerts = [alert for alert in alerts if (alert.id, alert.seq) not in there]
+            if self._is_first:
+                written = _last_events(file)
+                alerts = [alert for alert in alerts if (alert.id, alert.seq) not in written]
             lines = "".join(json.dumps(alert.as_dict(), ensure_ascii=False) + "\n" for alert in alerts)
             file.write(lines.encode())
             file.flush()
             os.fsync(file.fileno())
-        self._is_new = False
+        self._is_first = False
 
 
 def _cut_torn_line(file: BinaryIO) -> None:
-    """Cuts the file after its last whole line."""
+    """Truncates the file after its last complete line."""
     end = whole = file.seek(0, os.SEEK_END)
     if end == 0 or (file.seek(end - 1), file.read(1))[1] == b"\n":
         return
@@ -70,27 +70,27 @@ def _cut_torn_line(file: BinaryIO) -> None:
     file.truncate(whole)
 
 
-def _last_told(file: BinaryIO) -> set[tuple[str, int]]:
-    """Id and seq of the last alerts in the file."""
+def _last_events(file: BinaryIO) -> set[tuple[str, int]]:
+    """Id and seq of the last events in the file."""
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - TAIL_BYTES))
     lines = file.read().splitlines()[1 if end > TAIL_BYTES else 0 :]
-    told = set()
+    events = set()
     for line in lines:
         try:
             value = json.loads(line)
-            told.add((value["id"], value["seq"]))
+            events.add((value["id"], value["seq"]))
         except (ValueError, KeyError, TypeError):
-            continue  # not ours
-    return told
+            continue  # not one of ours
+    return events
 
 
 class CallbackSink:
-    """Hands each alert to a function, for whoever runs the monitor inside another program."""
+    """Passes each event to a function, for programs that embed the monitor."""
 
-    def __init__(self, tell: Callable[[Alert], None]) -> None:
-        self._tell = tell
+    def __init__(self, callback: Callable[[Alert], None]) -> None:
+        self._callback = callback
 
     def send(self, alerts: list[Alert]) -> None:
         for alert in alerts:
-            self._tell(alert)
+            self._callback(alert)

@@ -1,10 +1,10 @@
-"""Webhooks on disk: who is told of alerts over the web, what each is owed, and what became of every delivery.
+"""Webhooks on disk: the endpoints, the queue of each, and the outcome of every delivery.
 
-    webhooks.sqlite    endpoint: address, secret, which events; delivery: one message to one endpoint
+    webhooks.sqlite    endpoint: address, secret, event types; delivery: one message to one endpoint
 
-An alert event is owed to an endpoint once it is in this file, whatever happens to the process after that, and until
-the endpoint has taken it or ten tries in three days were in vain. The file holds secrets, which signing needs in clear:
-it is readable by its owner alone. The command line and a running monitor share it.
+A message that is in this file survives any crash and is retried until the endpoint accepts it or ten tries in three
+days have failed. The file holds secrets in clear, which signing needs, so only its owner can read it. The command line
+and a running monitor share it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from monitor.alerting.alerts import ENDED, RETRACTED, STARTED, UPDATED, Alert
 from monitor.errors import NoSuchWebhook, WebhookRefused, WebhooksFailed
+from monitor.ops.change_signal import ChangeSignal
 from monitor.ops.sqlite_store import SqliteStore
 from monitor.ops.timestamps import rfc3339
 from reference_db.media.addresses import redact_url
@@ -33,7 +34,7 @@ TYPES = (STARTED, UPDATED, ENDED, RETRACTED, REVIEWED, CHANNEL_DOWN, CHANNEL_UP)
 WAITING, DONE, FAILED = "waiting", "done", "failed"
 MAX_ENDPOINTS = 100
 MAX_BODY_BYTES = 20_000  # by the specification
-LISTED = 20  # gaps and pauses that are told where all would be too long
+MAX_LISTED = 20  # gaps and pauses in a body that would be too long with all of them
 # Standard Webhooks' own schedule: ten tries in 75 hours and 35 minutes.
 SCHEDULE_S = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18_000.0, 36_000.0, 50_400.0, 72_000.0, 86_400.0)
 SCHEMA = """
@@ -52,7 +53,7 @@ CREATE TABLE IF NOT EXISTS reached (what TEXT PRIMARY KEY, n INTEGER NOT NULL) S
 """
 TWO_SECRETS = "ALTER TABLE endpoint ADD COLUMN old_secret TEXT; ALTER TABLE endpoint ADD COLUMN old_until REAL;"
 STEPS = (SCHEMA, TWO_SECRETS)
-ROTATION_S = 86_400.0  # for which a secret that was replaced signs beside the new one
+ROTATION_S = 86_400.0  # messages carry the signature of a replaced secret for this long
 DELIVERY = (
     "SELECT delivery.n, endpoint, message, event, alert, body, state, tries, last_status, last_error, next_at, "
     "delivery.created_at FROM delivery "
@@ -65,11 +66,11 @@ DUE = (
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Somebody who is told. The secret is shown when it is made, and never again."""
+    """A receiver of webhooks. Its secret is shown only when it is created."""
 
     id: str
     url: str
-    types: tuple[str, ...]  # none are all
+    types: tuple[str, ...]  # empty: all
     secret: str
     enabled: bool
     disabled_reason: str | None
@@ -78,11 +79,11 @@ class Endpoint:
     old_until: float = 0.0  # seconds of the epoch
 
     def secrets(self, now: float) -> list[str]:
-        """What a message is signed with now: while a secret is being replaced, with both."""
+        """The secrets that sign a message now: two while one is being replaced."""
         return [self.secret] + ([self.old_secret] if self.old_secret is not None and now < self.old_until else [])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for people: the address without what may be a credential, no secret."""
+        """Plain values without the secret; credentials in the address are redacted."""
         two = len(self.secrets(time.time())) > 1
         return {
             "id": self.id,
@@ -101,7 +102,7 @@ class Delivery:
 
     n: int
     endpoint: str
-    message: str  # its webhook-id: the same whenever it is sent
+    message: str  # its webhook-id: the same at every try
     event: str
     alert: str | None
     body: str
@@ -113,8 +114,7 @@ class Delivery:
     created_at: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for people."""
-        waits = self.state == WAITING
+        """Plain values, ready for JSON."""
         return {
             "id": self.n,
             "event": self.event,
@@ -123,14 +123,14 @@ class Delivery:
             "tries": self.tries,
             "last_status": self.last_status,
             "last_error": self.last_error,
-            "next_at": rfc3339(datetime.fromtimestamp(self.next_at, UTC)) if waits else None,
+            "next_at": rfc3339(datetime.fromtimestamp(self.next_at, UTC)) if self.state == WAITING else None,
             "created_at": self.created_at,
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is to be told to whoever wants to know of such events."""
+    """A message for every endpoint that subscribes to its event type."""
 
     id: str
     event: str
@@ -140,7 +140,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What came of one try: a status, or an error in words; `wait_s` is what the endpoint asked for."""
+    """The outcome of one try: an HTTP status or an error; `wait_s` is the delay that the endpoint asked for."""
 
     status: int | None
     error: str | None
@@ -152,43 +152,45 @@ class Attempt:
 
 
 def message_of(alert: Alert) -> Message:
-    """The message for an alert's event. Told twice, it has the same id, so that a receiver can tell."""
+    """The message for an alert event; its id is the same at every try, so that receivers recognise repeats."""
     return Message(f"msg_{alert.id}_{alert.seq}", alert.type, alert.id, body_of(alert.type, alert.as_dict()))
 
 
 def body_of(event: str, data: Mapping[str, Any]) -> str:
-    """The body by the specification; long lists are cut, and say so, where all would be beyond 20 kB."""
-    told: dict[str, Any] = {"type": event, "timestamp": rfc3339(datetime.now(UTC)), "data": dict(data)}
-    body = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    """The body by the specification; beyond 20 kB, long lists are shortened, with the number of entries left out."""
+    content: dict[str, Any] = {"type": event, "timestamp": rfc3339(datetime.now(UTC)), "data": dict(data)}
+    body = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     if len(body.encode()) < MAX_BODY_BYTES:
         return body
     for name in ("gaps", "pauses"):
-        left_out = max(0, len(data.get(name, ())) - LISTED)
-        told["data"] = {**told["data"], name: list(data.get(name, ()))[-LISTED:], f"{name}_left_out": left_out}
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+        entries = list(data.get(name, ()))
+        n_left_out = max(0, len(entries) - MAX_LISTED)
+        content["data"] = {**content["data"], name: entries[-MAX_LISTED:], f"{name}_left_out": n_left_out}
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
 
 
 class WebhookStore:
-    """The webhooks of a data folder; safe in any thread and process. Raises WebhooksFailed where the disk fails."""
+    """The webhooks of a data folder; safe in any thread and process. Raises WebhooksFailed if the disk fails."""
 
     def __init__(self, data_dir: Path, schedule_s: Sequence[float] = SCHEDULE_S) -> None:
+        self.changed = ChangeSignal()  # this object queued something that may be due
         self._path = data_dir / FILE
         self._file = SqliteStore(self._path, STEPS, WebhooksFailed)
         self._schedule_s = schedule_s
 
-    # --- who is told -------------------------------------------------------------------------------------------------
+    # --- endpoints ---------------------------------------------------------------------------------------------------
 
     def add(self, url: str, types: Collection[str] = ()) -> Endpoint:
-        """A new endpoint, with its secret. Raises WebhookRefused for an address or an event that cannot be."""
+        """Adds an endpoint; returns it with its secret. Raises WebhookRefused for an invalid address or event type."""
         check_url(url)
         unknown = sorted(set(types) - set(TYPES))
         if unknown:
-            raise WebhookRefused(f"There is no event {unknown[0][:40]!r}; there are {', '.join(TYPES)}.")
+            raise WebhookRefused(f"Unknown event type {unknown[0][:40]!r}; valid are {', '.join(TYPES)}.")
         id, secret = f"wh_{secrets.token_hex(8)}", _new_secret()
         with self._file.writing() as db:
             ((n_endpoints,),) = db.execute("SELECT count(*) FROM endpoint")
             if n_endpoints >= MAX_ENDPOINTS:
-                raise WebhookRefused(f"There are {MAX_ENDPOINTS} webhooks, which is the most; remove one first.")
+                raise WebhookRefused(f"The limit of {MAX_ENDPOINTS} webhooks is reached; remove one first.")
             chosen = json.dumps([one for one in TYPES if one in types])
             db.execute(
                 "INSERT INTO endpoint (id, url, types, secret, enabled, created_at, taken_at) VALUES (?,?,?,?,1,?,?)",
@@ -197,47 +199,48 @@ class WebhookStore:
         return self.get(id)
 
     def all(self) -> list[Endpoint]:
-        """The oldest first."""
+        """All endpoints, oldest first."""
         return [_endpoint(row) for row in self._file.rows("SELECT * FROM endpoint ORDER BY n")]
 
     def get(self, id: str) -> Endpoint:
         """Raises NoSuchWebhook."""
         rows = self._file.rows("SELECT * FROM endpoint WHERE id = ?", (id,))
         if not rows:
-            raise NoSuchWebhook(f"There is no webhook {id[:40]!a}; `copywatch webhooks list` shows those there are.")
+            raise NoSuchWebhook(f"There is no webhook {id[:40]!a}; `copywatch webhooks list` lists all.")
         return _endpoint(rows[0])
 
     def remove(self, id: str) -> None:
-        """Tells it nothing more; what it is owed is forgotten with it."""
+        """Removes an endpoint and its deliveries. Raises NoSuchWebhook."""
         self.get(id)
         with self._file.writing() as db:
             db.execute("DELETE FROM endpoint WHERE id = ?", (id,))
             db.execute("DELETE FROM delivery WHERE endpoint = ?", (id,))
 
     def enable(self, id: str) -> Endpoint:
-        """Switches it on again; what waited goes out at once."""
+        """Enables an endpoint; its waiting deliveries are due at once. Raises NoSuchWebhook."""
         self.get(id)
         with self._file.writing() as db:
             now = time.time()
             db.execute("UPDATE endpoint SET enabled = 1, disabled_reason = NULL, taken_at = ? WHERE id = ?", (now, id))
             db.execute("UPDATE delivery SET next_at = ? WHERE endpoint = ? AND state = ?", (now, id, WAITING))
+        self.changed.notify()
         return self.get(id)
 
     def rotate(self, id: str, *, at_once: bool = False) -> Endpoint:
-        """The endpoint with a new secret; the old one signs beside it for a day, or no more where `at_once`."""
+        """Gives an endpoint a new secret; unless `at_once`, the old one also signs for a day. Raises NoSuchWebhook."""
         until = 0.0 if at_once else time.time() + ROTATION_S
         self.get(id)
         with self._file.writing() as db:
-            replaced = "UPDATE endpoint SET old_secret = secret, old_until = ?, secret = ? WHERE id = ?"
-            db.execute(replaced, (until, _new_secret(), id))
+            update = "UPDATE endpoint SET old_secret = secret, old_until = ?, secret = ? WHERE id = ?"
+            db.execute(update, (until, _new_secret(), id))
         return self.get(id)
 
-    # --- what each is owed -------------------------------------------------------------------------------------------
+    # --- deliveries --------------------------------------------------------------------------------------------------
 
-    def enqueue(self, messages: Sequence[Message], reached: tuple[str, int] | None = None) -> None:
-        """Owes the messages to every endpoint that wants such events; on disk when this returns, once each.
+    def enqueue(self, messages: Sequence[Message], position: tuple[str, int] | None = None) -> None:
+        """Queues the messages for every enabled endpoint that subscribes to them, each once; returns when on disk.
 
-        `reached` notes what they were made from, in the same transaction: how far a list was read, say.
+        `position` is a name and a number to store in the same transaction: how far a list of sources was read.
         """
         if not self._path.exists():
             return
@@ -255,21 +258,22 @@ class WebhookStore:
                 "created_at) VALUES (?, ?, ?, ?, ?, 'waiting', 0, ?, ?)",
                 rows,
             )
-            if reached is not None:
-                db.execute("INSERT OR REPLACE INTO reached VALUES (?, ?)", reached)
+            if position is not None:
+                db.execute("INSERT OR REPLACE INTO reached VALUES (?, ?)", position)
+        self.changed.notify()
 
-    def position(self, what: str) -> int | None:
-        """What was noted last under this name."""
-        rows = self._file.rows("SELECT n FROM reached WHERE what = ?", (what,))
+    def position(self, name: str) -> int | None:
+        """The number stored last under this name."""
+        rows = self._file.rows("SELECT n FROM reached WHERE what = ?", (name,))
         return int(rows[0][0]) if rows else None
 
     def outages(self) -> dict[str, int]:
-        """By channel, since when it is away, in seconds of the epoch, where that was told; noted as `down CHANNEL`."""
+        """By channel, the start of each reported outage in Unix seconds; stored as position `down CHANNEL`."""
         rows = self._file.rows("SELECT substr(what, 6), n FROM reached WHERE what GLOB 'down *' AND n > 0")
         return {channel: int(since) for channel, since in rows}
 
     def ping(self, id: str) -> Delivery:
-        """A test message, which is sent by who asked for it and tried once."""
+        """A test message that the caller sends, once. Raises NoSuchWebhook."""
         self.get(id)
         message = f"msg_ping_{secrets.token_hex(8)}"
         body = body_of(PING, {"webhook": id})
@@ -283,26 +287,28 @@ class WebhookStore:
         return self.delivery(id, n)
 
     def due(self, now: float, busy: Mapping[str, Collection[int]], at_once: int) -> list[tuple[Endpoint, Delivery]]:
-        """What is to be sent now, the oldest first: of each endpoint so many at once, and one where it failed last."""
-        found = []
+        """The deliveries to send now, oldest first: up to `at_once` per endpoint, one while it fails."""
+        deliveries = []
         with self._file.reading() as db:
             if db is None:
                 return []
             for endpoint in [_endpoint(row) for row in db.execute("SELECT * FROM endpoint WHERE enabled = 1")]:
-                held = busy.get(endpoint.id, ())
-                troubled = "SELECT 1 FROM delivery WHERE endpoint = ? AND state = 'waiting' AND tries > 0 LIMIT 1"
-                room = (1 if list(db.execute(troubled, (endpoint.id,))) else at_once) - len(held)
+                in_flight = busy.get(endpoint.id, ())
+                failing = "SELECT 1 FROM delivery WHERE endpoint = ? AND state = 'waiting' AND tries > 0 LIMIT 1"
+                room = (1 if list(db.execute(failing, (endpoint.id,))) else at_once) - len(in_flight)
                 if room <= 0:
                     continue
-                rows = db.execute(
-                    DELIVERY + DUE,
-                    (endpoint.id, now, json.dumps(list(held)), room),
-                )
-                found += [(endpoint, Delivery(*row)) for row in rows]
-        return found
+                rows = db.execute(DELIVERY + DUE, (endpoint.id, now, json.dumps(list(in_flight)), room))
+                deliveries += [(endpoint, Delivery(*row)) for row in rows]
+        return deliveries
+
+    def next_due(self, now: float) -> float | None:
+        """The time of the next retry after `now`, in Unix seconds."""
+        rows = self._file.rows("SELECT min(next_at) FROM delivery WHERE state = 'waiting' AND next_at > ?", (now,))
+        return rows[0][0] if rows else None
 
     def record_attempt(self, delivery: Delivery, attempt: Attempt, jitter: float) -> Delivery:
-        """Notes what came of a try: done, to be tried again later, or given up. 410 switches the endpoint off."""
+        """Records the outcome of a try: done, to be retried later, or failed. 410 disables the endpoint."""
         now = time.time()
         tries = delivery.tries + 1
         with self._file.writing() as db:
@@ -311,14 +317,14 @@ class WebhookStore:
                 state = DONE
                 db.execute("UPDATE endpoint SET taken_at = ? WHERE id = ?", (now, delivery.endpoint))
             elif attempt.status == 410:
-                state, reason = FAILED, "it answered 410: it is gone"
+                state, reason = FAILED, "the endpoint answered 410 Gone"
             elif delivery.event == PING:
                 state = FAILED
             elif tries >= len(self._schedule_s):
                 state = FAILED
                 rows = db.execute("SELECT taken_at FROM endpoint WHERE id = ?", (delivery.endpoint,))
                 if any(now - taken_at >= sum(self._schedule_s) for (taken_at,) in rows):
-                    reason = f"it has taken nothing in {len(self._schedule_s)} tries of one message"
+                    reason = f"no delivery succeeded during {len(self._schedule_s)} tries of one message"
             else:
                 next_at = now + max(self._schedule_s[tries] * jitter, attempt.wait_s)
             db.execute(
@@ -339,25 +345,26 @@ class WebhookStore:
         return Delivery(*rows[0])
 
     def deliveries(self, id: str, before: int | None = None, limit: int = 50) -> list[Delivery]:
-        """The newest first. Raises NoSuchWebhook."""
+        """The deliveries of an endpoint, newest first. Raises NoSuchWebhook."""
         self.get(id)
         where = "WHERE endpoint = ?1 AND (?2 IS NULL OR n < ?2) ORDER BY n DESC LIMIT ?3"
         return [Delivery(*row) for row in self._file.rows(DELIVERY + where, (id, before, limit))]
 
     def replay(self, id: str, n: int) -> Delivery:
-        """Sends it again from its first try, whatever became of it, with the same webhook-id."""
+        """Queues a delivery again whatever its outcome, with the same webhook-id. Raises NoSuchWebhook."""
         self.delivery(id, n)
         with self._file.writing() as db:
             db.execute("UPDATE delivery SET state = ?, tries = 0, next_at = ? WHERE n = ?", (WAITING, time.time(), n))
+        self.changed.notify()
         return self.delivery(id, n)
 
     def n_waiting(self) -> int:
-        """How many messages wait, over all endpoints."""
+        """How many deliveries wait, over all endpoints."""
         rows = self._file.rows("SELECT count(*) FROM delivery WHERE state = 'waiting'")
         return int(rows[0][0]) if rows else 0
 
     def purge(self, days: float) -> None:
-        """Forgets what was delivered or given up longer ago."""
+        """Deletes deliveries that succeeded or failed longer ago."""
         if self._path.exists():
             oldest = rfc3339(datetime.fromtimestamp(time.time() - 86_400 * days, UTC))
             with self._file.writing() as db:
@@ -365,7 +372,7 @@ class WebhookStore:
 
 
 class WebhookSink:
-    """Owes each alert to whoever wants it; delivering is the courier's, at each endpoint's own pace."""
+    """Queues each alert event for the endpoints; `WebhookSender` delivers it at each endpoint's own pace."""
 
     def __init__(self, webhooks: WebhookStore) -> None:
         self._webhooks = webhooks
@@ -375,20 +382,20 @@ class WebhookSink:
 
 
 def check_url(url: str) -> None:
-    """Raises WebhookRefused for an address that cannot be one."""
+    """Raises WebhookRefused for an invalid address."""
     try:
         parts = urlsplit(url)
-        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        is_right = False
-    if not is_right or len(url) > 2000 or any(ord(c) < 33 or ord(c) == 127 for c in url):
-        raise WebhookRefused("A webhook's address is http:// or https:// with a host, and no blanks.")
+        is_valid = False
+    if not is_valid or len(url) > 2000 or any(ord(c) < 33 or ord(c) == 127 for c in url):
+        raise WebhookRefused("A webhook address must be http:// or https:// with a host and without spaces.")
 
 
 def _endpoint(row: Sequence[Any]) -> Endpoint:
     _, id, url, types, secret, enabled, disabled_reason, created_at, _, old_secret, old_until = row
-    wanted = tuple(json.loads(types))
-    return Endpoint(id, url, wanted, secret, bool(enabled), disabled_reason, created_at, old_secret, old_until or 0.0)
+    names = tuple(json.loads(types))
+    return Endpoint(id, url, names, secret, bool(enabled), disabled_reason, created_at, old_secret, old_until or 0.0)
 
 
 def _new_secret() -> str:

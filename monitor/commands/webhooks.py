@@ -83,7 +83,7 @@ def send_test(
     if as_json:
         print_json(done.as_dict())
     else:
-        typer.echo(f"accepted: status {attempt.status}" if attempt.succeeded else f"not accepted: {attempt.error}")
+        typer.echo(f"accepted: HTTP status {attempt.status}" if attempt.succeeded else f"not accepted: {attempt.error}")
     if done.state != DONE:
         raise typer.Exit(FAILED)
 

@@ -1,4 +1,4 @@
-"""Latest frames: the newest picture of each channel, for the dashboard and the API."""
+"""Glimpses: the newest picture of each channel, for whoever wants to see what is on air."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ QUALITY = 75
 
 
 class LatestFrames:
-    """By channel. Frames are stored as they arrive and encoded only on request; any thread may call."""
+    """By channel; pictures are kept as they come and made JPEGs only when asked for, in any thread."""
 
     def __init__(self) -> None:
-        self._frames: dict[str, Frame] = {}
+        self._newest: dict[str, Frame] = {}
 
-    def wrap(self, source: Source) -> Source:
-        """The same source; each frame that is taken from it becomes its channel's latest one."""
-        return _RecordedSource(source, self._frames)
+    def of(self, source: Source) -> Source:
+        """The same source, watched."""
+        return _Watched(source, self._newest)
 
     def jpeg(self, channel: str) -> bytes | None:
-        """The latest frame as JPEG; None before the first."""
-        frame = self._frames.get(channel)
+        """The newest picture; None where none has come."""
+        frame = self._newest.get(channel)
         return None if frame is None else encode_jpeg(frame.picture, quality=QUALITY)
 
     def forget(self, channel: str) -> None:
-        """Drops the frame of a removed channel; call it after the last sample was taken from the channel's source."""
-        self._frames.pop(channel, None)
+        self._newest.pop(channel, None)
 
 
-class _RecordedSource:
-    def __init__(self, source: Source, frames: dict[str, Frame]) -> None:
+class _Watched:
+    """A source whose newest frame is noted."""
+
+    def __init__(self, source: Source, newest: dict[str, Frame]) -> None:
         self.channel = source.channel
-        self._source, self._frames = source, frames
+        self._source, self._newest = source, newest
 
     def resume(self, position: Position) -> None:
         self._source.resume(position)
@@ -43,7 +44,7 @@ class _RecordedSource:
     async def samples(self) -> AsyncGenerator[Sample, None]:
         async with aclosing(self._source.samples()) as samples:
             async for sample in samples:
-                self._frames[self.channel] = sample.frame
+                self._newest[self.channel] = sample.frame
                 yield sample
 
     async def close(self) -> None:

@@ -1,8 +1,9 @@
-"""Rules: what the desk has decided, as one immutable whole that a channel's thinking asks.
+"""Rules: licences, exclusions and reviews as one immutable value that every channel's alerts obey.
 
-A licence covers a reference, an owner or a tag on a channel or on all, for a time or for good; what it covers is told
-as a licensed play, never hidden. An exclusion is a span of a reference that never alerts. A review is what a person
-said of one alert. Nothing here looks at a clock or a file: the same air, library and rules tell the same alerts.
+A licence covers a reference, an owner or a tag, on one channel or all, for a time or for good; a play that it covers is
+emitted as a licensed alert, never hidden. An exclusion is a span of a reference that never alerts. A review is a
+person's verdict on one alert. Nothing here reads a clock or a file: the same broadcast, library and rules give the same
+alerts.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from reference_db.store.catalog import Reference, ReferenceId
 CONFIRMED, FALSE, LICENSED = "confirmed", "false", "licensed"
 DECISIONS = (CONFIRMED, FALSE, LICENSED)
 ANY_CHANNEL = "*"
-REVIEWED = "reviewed"  # the licence of an alert that a person called licensed
-WINDOW_SLACK = timedelta(seconds=60)  # a stream arrives late and its ends are read to some seconds
+REVIEWED = "reviewed"  # the licence of an alert that a reviewer called licensed
+WINDOW_SLACK = timedelta(seconds=60)  # streams arrive late, and ends are known only to a few seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Licence:
-    """A permission: of what, where and when. What is None does not matter; of what is named, all must fit."""
+    """A permission to air something. A field that is None matches everything; all others must match."""
 
     id: str
     reference: str | None
@@ -37,7 +38,7 @@ class Licence:
     added_at: datetime
 
     def covers(self, reference: Reference, channel: str, began: datetime | None, ended: datetime | None) -> bool:
-        """Whether it permits this play. One without a wall clock (a file) fits no window of time."""
+        """Whether it permits this play. A play without a wall clock (a file) is in no time window."""
         if self.channel not in (ANY_CHANNEL, channel) or self.reference not in (None, reference.id):
             return False
         if self.owner not in (None, reference.owner):
@@ -72,7 +73,7 @@ class Exclusion:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What somebody said of an alert; the newest counts and the older ones are kept. `n` rises with each."""
+    """A person's verdict on an alert; the newest counts, older ones stay on record. `n` rises with each."""
 
     n: int
     alert_id: str
@@ -88,16 +89,16 @@ class Review:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """All that is decided, at one moment."""
+    """All licences, exclusions and newest reviews at one moment."""
 
     licences: Sequence[Licence] = ()
     exclusions: Mapping[ReferenceId, Sequence[tuple[float, float]]] = field(default_factory=dict)  # spans, half-open
-    verdicts: Mapping[str, str] = field(default_factory=dict)  # alert id -> the decision that counts
+    verdicts: Mapping[str, str] = field(default_factory=dict)  # alert id -> decision of its newest review
 
     def licence(
         self, alert_id: str, reference: Reference, channel: str, began: datetime | None, ended: datetime | None
     ) -> str | None:
-        """What permits this play: the oldest licence that covers it, or the word of a reviewer."""
+        """The id of the oldest licence that covers this play, REVIEWED if a reviewer called it licensed, or None."""
         for licence in self.licences:
             if licence.covers(reference, channel, began, ended):
                 return licence.id

@@ -25,6 +25,7 @@ from prometheus_client import CollectorRegistry
 
 from monitor import __version__
 from monitor.config.settings import ChannelSettings, KafkaSettings, Settings
+from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.sources import Sample, Source
 from monitor.kafka.broker import (
     ANSWER_S,
@@ -141,7 +142,7 @@ async def _publish(
     source: Source, packing: _Packing, publisher: Publisher, metrics: Metrics, goes_on: Callable[[], bool]
 ) -> None:
     """All of one source, then the word that it has ended, unless somebody else goes on with it."""
-    status = metrics.channels.of(source.channel)
+    ledger, lag = FrameCounts(source.channel, metrics), metrics.lag.labels(source.channel)
     last: Sample | None = None
     async with aclosing(source.samples()) as samples:
         async for sample in samples:
@@ -149,11 +150,11 @@ async def _publish(
             try:
                 sent = await publisher.send(await packing.pack(sample))
             finally:
-                status.count_processed() if sent else status.count_dropped("stopped")
+                ledger.processed() if sent else ledger.dropped("stopped")
             if not sent:
                 break
             last = sample
-            status.set_lag((datetime.now(UTC) - sample.arrived_at).total_seconds())
+            lag.set((datetime.now(UTC) - sample.arrived_at).total_seconds())
     if last is not None and not goes_on():
         pts_ms = last.second * MS + MS - 1
         await publisher.send(end_of(source.channel, pts_ms, last.epoch.name, datetime.now(UTC)))

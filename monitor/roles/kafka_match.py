@@ -43,6 +43,7 @@ from monitor.ops.health import Health, Worker
 from monitor.ops.metrics import Metrics
 from monitor.ops.process import note, stop_on_signals
 from monitor.ops.systemd import notify
+from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.batcher import Batcher
 from monitor.runtime.index_refresh import follow, tell_index
@@ -72,7 +73,8 @@ async def match(
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
     keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
-    rules = await asyncio.to_thread(load_rules, settings.data_dir)
+    rights = RightsStore(settings.data_dir)
+    rules = await asyncio.to_thread(load_rules, rights)
     library = ActiveLibrary(await asyncio.to_thread(keeper.refresh), rules)
     tell_index(library.index, metrics)
     compute = Batcher(models, metrics)
@@ -85,7 +87,7 @@ async def match(
     try:
         async with answering(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
             refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
-            heeding = tasks.create_task(watch_rights(settings.data_dir, library, metrics, problems))
+            heeding = tasks.create_task(watch_rights(rights, library, metrics, problems))
             logger.info("matching against %d references; health at %s", len(library.index.references), address)
             notify("READY=1", f"STATUS=matching against {len(library.index.references)} references")
             if on_ready is not None:

@@ -25,12 +25,12 @@ from monitor.evidence.keeper import keeper_of
 from monitor.ingest.latest_frames import LatestFrames
 from monitor.ingest.sources import Source
 from monitor.kafka.alert_topic import KafkaSink, follow_alerts
-from monitor.ops.channel_status import ChannelStatuses
 from monitor.ops.health import Health, Worker
 from monitor.ops.heartbeat import beat
 from monitor.ops.metrics import Metrics
 from monitor.ops.process import note, stop_on_signals, tell_disk
 from monitor.ops.systemd import feed_watchdog, notify
+from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.batcher import Batcher
 from monitor.runtime.channel_monitor import ChannelMonitor
@@ -61,31 +61,31 @@ async def serve(
     stop: asyncio.Event | None = None,
     ends_on_stop: bool = False,
     real_time: bool = True,
-    statuses: ChannelStatuses | None = None,
 ) -> None:
     """Watches every channel until SIGTERM, SIGINT or `stop`; `on_ready` is told the address of health and metrics.
 
     A stop is a pause: what is open stays open and goes on with the next start, unless `ends_on_stop`.
     Channels that come into or go from the file `config` are started and stopped within seconds. Without `real_time`
-    a stream is read as fast as it comes. `statuses` are written while it runs, for a caller that reads them.
+    a stream is read as fast as it comes.
     """
     stop = stop or asyncio.Event()
     stop_on_signals(stop)
     web = settings.web
     check_exposure(web.host, Tokens(settings.data_dir))
     listeners = listeners_of(web)
-    metrics = Metrics(CollectorRegistry(), statuses)
+    metrics = Metrics(CollectorRegistry())
     tell_disk(metrics, settings.data_dir)
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
     keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
-    rules = await asyncio.to_thread(load_rules, settings.data_dir)
+    rights, webhooks = RightsStore(settings.data_dir), WebhookStore(settings.data_dir)
+    rules = await asyncio.to_thread(load_rules, rights)
     library = ActiveLibrary(await asyncio.to_thread(keeper.refresh), rules)
     tell_index(library.index, metrics)
     sinks: dict[str, Sink] = {"log": CallbackSink(_log)}
     if settings.alerting.output:
         sinks["file"] = JsonLinesSink(settings.alerting.output)
-    sinks["webhooks"] = WebhookSink(WebhookStore(settings.data_dir))
+    sinks["webhooks"] = WebhookSink(webhooks)
     if on_alert is not None:
         sinks["callback"] = CallbackSink(on_alert)
     fleet = _fleet_sink(settings.kafka)
@@ -111,9 +111,12 @@ async def serve(
         encoder_id=models.encoder.encoder_id,
         channels=lambda: roster.watched,
         latest_frames=glimpses,
+        rights=rights,
+        webhooks=webhooks,
+        emitted=dispatcher.emitted,
     )
     face = WebApp(station)
-    apps = face.app, create_probes(metrics, health)
+    apps = face.app, create_probes(metrics.registry, health)
     servers = [
         Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
         for app in apps[: len(listeners)]
@@ -123,7 +126,7 @@ async def serve(
         return stop.is_set() and not ends_on_stop
 
     def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
-        source = glimpses.wrap(open_source(channel, metrics, real_time=real_time))
+        source = glimpses.of(open_source(channel, metrics, real_time=real_time))
         thinking = ChannelMonitor(library, models, settings, metrics, evidence)
         work = partial(run_stream, source, thinking, dispatcher, compute, metrics, is_paused)
         return source, keep_watching(
@@ -132,16 +135,13 @@ async def serve(
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            roster, following = (
-                ChannelRoster(tasks, watch, metrics, on_removed=glimpses.forget),
-                list[asyncio.Task[None]](),
-            )
+            roster, following = ChannelRoster(tasks, watch, metrics), list[asyncio.Task[None]]()
             dispatching = tasks.create_task(dispatcher.run())
             for server, listener in zip(servers, listeners, strict=True):
                 tasks.create_task(server.serve([listener]))
             beating = tasks.create_task(beat(metrics))
             refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
-            heeding = tasks.create_task(watch_rights(settings.data_dir, library, metrics, problems, dispatcher))
+            heeding = tasks.create_task(watch_rights(rights, library, metrics, problems, station.history, dispatcher))
             feeding = tasks.create_task(feed_watchdog(lambda: health.hangs))
             facing = tasks.create_task(face.run())
             await roster.update(settings.channels)

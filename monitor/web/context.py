@@ -21,6 +21,7 @@ from monitor.alerting.webhooks import WebhookStore
 from monitor.config.settings import ChannelSettings, Settings
 from monitor.evidence.store import EvidenceStore
 from monitor.ingest.latest_frames import LatestFrames
+from monitor.ops.change_signal import ChangeSignal
 from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
 from monitor.rights.store import RightsStore
@@ -49,18 +50,20 @@ class AppContext:
     encoder_id: str
     channels: Callable[[], Sequence[tuple[ChannelSettings, bool]]]  # the monitored ones, and whether each has ended
     latest_frames: LatestFrames
+    rights: RightsStore
+    webhooks: WebhookStore
+    emitted: ChangeSignal = field(default_factory=ChangeSignal)  # new alert events are in the history
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
         data_dir = self.settings.data_dir
         self.evidence = EvidenceStore(data_dir)
-        self.history, self.rights = History(data_dir), RightsStore(data_dir)
+        self.history = History(data_dir)
         self.tokens = Tokens(data_dir)
         self.gatekeeper = Gatekeeper(self.tokens)
-        self.board = ChannelBoard(self.channels, self.metrics.channels, self.history)
-        self.feed = EventFeed(self.history, self.rights, self.evidence, self.board, self.contents)
+        self.board = ChannelBoard(self.channels, self.metrics, self.history)
+        self.feed = EventFeed(self.history, self.rights, self.evidence, self.board, self.contents, self.emitted)
         self.registrar = Registrar(Jobs(data_dir), self.settings)
-        self.webhooks = WebhookStore(data_dir)
         self.webhook_sender = WebhookSender(
             self.webhooks,
             self.history,
@@ -82,8 +85,8 @@ class AppContext:
     def contents(self) -> Contents:
         """What the library holds; read again only after a change."""
         with self._contents_lock, self.catalog() as catalog:
-            checksum = catalog.checksum()
-            if self._contents is None or not checksum or self._contents.checksum != checksum:
+            tally = catalog.tally()
+            if self._contents is None or not tally or self._contents.tally != tally:
                 self._contents = catalog.contents()
             return self._contents
 

@@ -20,6 +20,8 @@ from sse_starlette import ServerSentEvent
 from monitor.alerting.outbox import History
 from monitor.errors import MonitorError, OutboxFailed, RightsStoreFailed
 from monitor.evidence.store import EvidenceStore
+from monitor.ops.change_signal import ChangeSignal, watch
+from monitor.ops.process import wait_or
 from monitor.rights.store import RightsStore
 from monitor.web.alert_views import alert_views
 from monitor.web.channel_board import ChannelBoard
@@ -28,7 +30,7 @@ from reference_db.store.catalog import Contents
 
 logger = logging.getLogger(__name__)
 
-POLL_S = 0.5
+POLL_S = 0.5  # changes of channels and of the library; alerts and reviews wake the feed at once
 IDLE_S = 1.0  # poll without listeners: only the channel board is updated
 QUEUE = 256  # events waiting for one listener; when full, the listener is dropped
 MAX_MISSED = 10_000  # events sent again to a listener that reconnects; the list of alerts has the rest
@@ -45,21 +47,27 @@ class EventFeed:
         evidence: EvidenceStore,
         board: ChannelBoard,
         contents: Callable[[], Contents],
+        emitted: ChangeSignal,
     ) -> None:
         self._history, self._rights, self._evidence = history, rights, evidence
-        self._board, self._contents = board, contents
+        self._board, self._contents, self._emitted = board, contents, emitted
         self._queues: set[asyncio.Queue[ServerSentEvent | None]] = set()
         self._last_alert_event = self._last_review = 0  # the newest ones published
+        self._has_reviews = False  # the rights changed since reviews were last read
         self._generation = -1
         self._is_behind = True  # without listeners nothing is read
         self._lock = threading.Lock()
 
     async def run(self) -> None:
         try:
-            while True:
-                await asyncio.sleep(POLL_S if self._queues else IDLE_S)
-                for event in await asyncio.to_thread(self._new_events):
-                    self.publish(event)
+            with watch(self._rights.changed) as reviewed, watch(self._rights.changed, self._emitted) as changed:
+                while True:
+                    await wait_or(changed, POLL_S if self._queues else IDLE_S)
+                    changed.clear()
+                    self._has_reviews |= reviewed.is_set()
+                    reviewed.clear()
+                    for event in await asyncio.to_thread(self._new_events):
+                        self.publish(event)
         finally:
             for queue in list(self._queues):
                 self._drop(queue)
@@ -147,7 +155,10 @@ class EventFeed:
 
     def _review_events(self) -> list[ServerSentEvent]:
         """New reviews, made here or on the command line."""
+        if not self._has_reviews:
+            return []
         reviews = self._rights.reviews(after=self._last_review, limit=BATCH)
+        self._has_reviews = len(reviews) == BATCH
         self._last_review = max([self._last_review, *(review.n for review in reviews)])
         histories = [self._history.alert(id) for id in dict.fromkeys(review.alert_id for review in reviews)]
         views = alert_views([events[-1] for events in histories if events], self._rights, self._evidence)

@@ -46,7 +46,9 @@ class House:
             post = AlertDispatcher(outbox, sinks, self.metrics, timedelta(days=30))
             tasks = [
                 asyncio.create_task(post.run()),
-                asyncio.create_task(watch_rights(self.folder, self.lent, self.metrics, self.problems, post)),
+                asyncio.create_task(
+                    watch_rights(self.rights, self.lent, self.metrics, self.problems, self.history, post)
+                ),
             ]
             try:
                 while_it_runs()
@@ -137,7 +139,7 @@ def test_changes_are_taken_up_and_an_unreadable_desk_changes_nothing(house: Hous
     (house.folder / FILE).write_bytes(b"nothing " * 1000)
 
     def complains() -> None:
-        assert "desk" in house.problems
+        assert "rights" in house.problems
 
     asyncio.run(house.live(complains))
     licensed()

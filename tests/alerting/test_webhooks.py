@@ -134,10 +134,10 @@ def test_one_that_hangs_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monk
     ("answer", "headers", "state", "is_on", "error"),
     [
         (204, {}, DONE, True, None),
-        (410, {}, FAILED, False, "it answered 410"),
-        (302, {"Location": "http://169.254.169.254/"}, WAITING, True, "a redirect is not followed"),
-        (500, {}, WAITING, True, "it answered 500"),
-        (429, {"Retry-After": "4000"}, WAITING, True, "it answered 429"),
+        (410, {}, FAILED, False, "HTTP status 410"),
+        (302, {"Location": "http://169.254.169.254/"}, WAITING, True, "HTTP status 302: redirects are not followed"),
+        (500, {}, WAITING, True, "HTTP status 500"),
+        (429, {"Retry-After": "4000"}, WAITING, True, "HTTP status 429"),
     ],
 )
 def test_what_an_answer_means(
@@ -228,7 +228,7 @@ def test_only_what_is_named_may_be_reached(tmp_path: Path) -> None:
     with open_receiver() as one:
         endpoint = webhooks.add(one.url)
         refused = asyncio.run(send(endpoint, webhooks.ping(endpoint.id), ("10.0.0.0/8",)))
-        assert refused.error == "it leads to a private address; if that is meant, name it in webhooks.allow"
+        assert refused.error == "the address is private; to allow it, name it in webhooks.allow"
         for allow in ("127.0.0.1", "127.0.0.0/8"):
             assert asyncio.run(send(endpoint, webhooks.ping(endpoint.id), (allow,))).succeeded
         by_name = webhooks.add(one.url.replace("127.0.0.1", "localhost"))
@@ -252,7 +252,7 @@ def test_errors_have_words_and_no_secrets(tmp_path: Path) -> None:
         webhooks.ping(endpoint.id), asyncio.run(send(endpoint, webhooks.ping(endpoint.id), LOOPBACK)), 1.0
     )
     said = json.dumps([done.as_dict(), endpoint.as_dict()])
-    assert "it cannot be reached" in said
+    assert "cannot connect" in said
     assert not any(word in said for word in ("pa55", "hush", "whsec_", "user"))
 
 
@@ -286,9 +286,9 @@ def test_on_the_command_line(tmp_path: Path) -> None:
     with open_receiver(lambda n: 200 if n == 1 else 500) as one:
         made: dict[str, Any] = json.loads(run("add", one.url, "--type", "alert.ended", "--json").stdout)
         assert made["secret"].startswith("whsec_")
-        assert run("test", made["id"]).stdout == "accepted: status 200\n"
+        assert run("test", made["id"]).stdout == "accepted: HTTP status 200\n"
         failed = run("test", made["id"])
-        assert (failed.exit_code, failed.stdout) == (1, "not accepted: it answered 500\n")
+        assert (failed.exit_code, failed.stdout) == (1, "not accepted: HTTP status 500\n")
     listed = run("list", "--json").stdout
     assert made["secret"] not in listed
     log = json.loads(run("deliveries", made["id"], "--json").stdout)

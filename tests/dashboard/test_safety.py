@@ -81,7 +81,7 @@ def test_a_webhook_is_added_tried_and_its_failure_explained(hostile: Serving, vi
     secret.get_by_role("button").click()
     hook = page.locator(".hook")
     hook.get_by_role("button", name="Send a test").click()
-    expect(page.locator(".toast")).to_contain_text("it leads to a private address")
+    expect(page.locator(".toast")).to_contain_text("the address is private")
     sent = hook.locator("tbody tr", has_text="test.ping")  # beside the outage of the channel that cannot be reached
     expect(sent).to_contain_text("Given up")
     sent.get_by_role("button", name="Replay").click()

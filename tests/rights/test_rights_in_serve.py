@@ -1,4 +1,4 @@
-"""The desk beside a real `serve`: what is typed in one process takes effect in the other, on air and after."""
+"""Licences and reviews on the command line take effect in a running `serve`, for open and for ended alerts."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ pytestmark = pytest.mark.slow  # a real serve
 __all__ = ["house"]  # a fixture
 
 
-def copywatch(data_dir: Path, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "monitor.cli", *words, "--data-dir", str(data_dir)],
+def copywatch(data_dir: Path, *arguments: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "monitor.cli", *arguments, "--data-dir", str(data_dir)],
         capture_output=True,
         text=True,
         env=clean_environment(),
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert run.returncode == 0, run.stderr
+    return run.stdout
 
 
-def test_what_is_typed_beside_a_running_monitor_takes_effect(house: House, tmp_path: Path) -> None:
+def test_commands_beside_a_running_monitor_take_effect(house: House, tmp_path: Path) -> None:
     with Transmitter(house.recording) as air:
         config = house.config(tmp_path / "air", air.url)
         data = config.parent / "data"
@@ -45,27 +45,27 @@ def test_what_is_typed_beside_a_running_monitor_takes_effect(house: House, tmp_p
         config.write_text(config.read_text().rpartition("channels:")[0] + channels)
         copywatch(data, "licences", "add", "--reference", "film", "--channel", "past")
 
-        def told(channel: str) -> list[dict[str, Any]]:
+        def emitted(channel: str) -> list[dict[str, Any]]:
             lines = (config.parent / "alerts.jsonl").read_text().splitlines()
             return [alert for alert in map(json.loads, lines) if alert["channel"] == channel]
 
-        def told_types(channel: str, alert_id: str) -> list[str]:
-            return [alert["type"].removeprefix("alert.") for alert in told(channel) if alert["id"] == alert_id]
+        def types(channel: str, alert_id: str) -> list[str]:
+            return [alert["type"].removeprefix("alert.") for alert in emitted(channel) if alert["id"] == alert_id]
 
         with Serve(config) as serve:
-            until(lambda: [one["type"] for one in told("past")].count("alert.ended") == 2, lambda: serve.log)
-            assert {alert["licence"] for alert in told("past")} == {"L1"}
-            ended = told("past")[0]["id"]
+            until(lambda: [one["type"] for one in emitted("past")].count("alert.ended") == 2, lambda: serve.log)
+            assert {alert["licence"] for alert in emitted("past")} == {"L1"}
+            ended = emitted("past")[0]["id"]
             copywatch(data, "alerts", "review", ended, "false", "--by", "Ann")
-            until(lambda: told_types("past", ended)[-1] == "retracted", lambda: told("past"))
+            until(lambda: types("past", ended)[-1] == "retracted", lambda: emitted("past"))
 
-            until(lambda: bool(told("ch5")), lambda: serve.log)
-            on_air = told("ch5")[0]["id"]
+            until(lambda: bool(emitted("ch5")), lambda: serve.log)
+            on_air = emitted("ch5")[0]["id"]
             copywatch(data, "alerts", "review", on_air, "false", "--by", "Ann", "--note", "an ident")
-            until(lambda: told_types("ch5", on_air)[-1] == "retracted", lambda: told("ch5"))
-            last = told("ch5")[-1]
+            until(lambda: types("ch5", on_air)[-1] == "retracted", lambda: emitted("ch5"))
+            last = emitted("ch5")[-1]
             assert last["reason"] == "reviewed: false positive"
-            assert [one["seq"] for one in told("ch5")] == list(range(1, last["seq"] + 1))
+            assert [one["seq"] for one in emitted("ch5")] == list(range(1, last["seq"] + 1))
             until(lambda: not RightsStore(data).unapplied_reviews(), lambda: RightsStore(data).unapplied_reviews())
             assert serve.value("copywatch_reviews_total", decision="false") == 2
             counted = {"channel": "past", "event": "ended", "licensed": "yes"}

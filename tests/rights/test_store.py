@@ -1,4 +1,4 @@
-"""The desk: what is decided is kept, by several processes at once, and nothing half right gets in."""
+"""The rights store: several processes write at once, invalid requests change nothing, old files are renamed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -15,9 +16,9 @@ import pytest
 from monitor.alerting.outbox import Outbox, OutboxEntry
 from monitor.cli import main
 from monitor.errors import ConfigError, InvalidRights, RightsNotFound, RightsStoreFailed
-from monitor.rights.rules import Licence, Rules
-from monitor.rights.store import FILE, RightsStore
-from reference_db.store.catalog import Catalog, Reference, ReferenceId
+from monitor.ops import data_dir_lock
+from monitor.rights.store import FILE, FORMER_FILE, RightsStore
+from reference_db.store.catalog import Catalog, ReferenceId
 from tests.reference_db.store.test_catalog import some_features, some_reference
 from tests.support.sample_alert import sample_events
 
@@ -26,202 +27,251 @@ NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-def film(owner: str = "ACME", **tags: str) -> Reference:
-    return Reference(ReferenceId("film"), "Film", owner, tags, "0" * 64, 100, 0, "enc", "0" * 64, NOON)
-
-
-def licence(**named: object) -> Licence:
-    given = dict.fromkeys(("reference", "owner", "tag", "from_", "until")) | {"channel": "*"} | named
-    return Licence("L1", note="", added_at=NOON, **given)  # type: ignore[arg-type]
-
-
-def test_an_empty_folder_has_an_empty_desk_and_reading_makes_nothing(tmp_path: Path) -> None:
-    desk = RightsStore(tmp_path / "none")
-    assert (desk.licences(), desk.exclusions(), desk.reviews(), desk.unapplied_reviews(), desk.revision()) == (
+def test_an_empty_folder_has_no_rights_and_reading_creates_no_file(tmp_path: Path) -> None:
+    rights = RightsStore(tmp_path / "none")
+    assert (
+        rights.licences(),
+        rights.exclusions(),
+        rights.reviews(),
+        rights.unapplied_reviews(),
+        rights.revision(),
+    ) == (
         [],
         [],
         [],
         [],
         0,
     )
-    assert desk.rules().verdicts == {}
+    assert rights.rules().verdicts == {}
     assert not (tmp_path / "none").exists()
 
 
-def test_what_is_decided_is_kept_and_each_change_is_seen(tmp_path: Path) -> None:
-    desk = RightsStore(tmp_path)
-    given = desk.add_licence(reference="film", channel="ch5", from_=NOON, until=NOON + HOUR, note="deal 7")
-    assert (given.id, desk.licences()) == ("L1", [given])
-    assert given.as_dict()["from"] == "2026-11-16T12:00:00Z"
-    seen = [desk.revision()]
-    ident = desk.exclude("film", 0, 10.5, "ident")
-    seen.append(desk.revision())
-    first, second = desk.review(ALERT, "confirmed", "Ann"), desk.review(ALERT, "false", "Bob", "an ident")
-    seen.append(desk.revision())
-    assert sorted(set(seen)) == seen
-    assert desk.exclusions("film") == [ident]
-    assert desk.exclusions("other") == []
-    assert desk.reviews(ALERT) == [first, second]
-    assert desk.reviews(after=first.n) == [second]
-    assert desk.latest_reviews() == {ALERT: second} == desk.latest_reviews([ALERT, OTHER])
-    assert desk.latest_reviews([OTHER]) == {}
-    rules = desk.rules()
+def test_licences_exclusions_and_reviews_are_stored_and_every_change_raises_the_revision(tmp_path: Path) -> None:
+    rights = RightsStore(tmp_path)
+    licence = rights.add_licence(reference="film", channel="ch5", from_=NOON, until=NOON + HOUR, note="deal 7")
+    assert (licence.id, rights.licences()) == ("L1", [licence])
+    assert licence.as_dict()["from"] == "2026-11-16T12:00:00Z"
+    revisions = [rights.revision()]
+    ident = rights.exclude("film", 0, 10.5, "ident")
+    revisions.append(rights.revision())
+    first, second = rights.review(ALERT, "confirmed", "Ann"), rights.review(ALERT, "false", "Bob", "an ident")
+    revisions.append(rights.revision())
+    assert sorted(set(revisions)) == revisions
+    assert rights.exclusions("film") == [ident]
+    assert rights.exclusions("other") == []
+    assert rights.reviews(ALERT) == [first, second]
+    assert rights.reviews(after=first.n) == [second]
+    assert rights.latest_reviews() == {ALERT: second} == rights.latest_reviews([ALERT, OTHER])
+    assert rights.latest_reviews([OTHER]) == {}
+    rules = rights.rules()
     assert (rules.excluded(ReferenceId("film")), rules.is_rejected(ALERT)) == ([(0.0, 10.5)], True)
-    assert [review.n for review in desk.unapplied_reviews()] == [first.n, second.n]
-    desk.mark_applied([first.n, second.n])
-    assert desk.unapplied_reviews() == []
-    assert desk.revision() == seen[-1]
-    desk.remove_licence("L1")
-    desk.remove_exclusion("film", ident.id)
-    assert desk.add_licence(owner="ACME").id == "L2"  # an id is never used again
-    assert desk.rules().exclusions == {}
+    assert [review.n for review in rights.unapplied_reviews()] == [first.n, second.n]
+    rights.mark_applied([first.n, second.n])
+    assert rights.unapplied_reviews() == []
+    assert rights.revision() == revisions[-1]
+    rights.remove_licence("L1")
+    rights.remove_exclusion("film", ident.id)
+    assert rights.add_licence(owner="ACME").id == "L2"  # an id is never reused
+    assert rights.rules().exclusions == {}
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("request_invalid", "message"),
     [
-        (lambda desk: desk.add_licence(), "name a reference"),
-        (lambda desk: desk.add_licence(tag="colour"), "key=value"),
-        (lambda desk: desk.add_licence(owner="a", channel="../x"), "a name or \\*"),
-        (lambda desk: desk.add_licence(owner="a", from_=datetime(2026, 1, 1)), "no zone"),
-        (lambda desk: desk.add_licence(owner="a", from_=NOON, until=NOON), "later than"),
-        (lambda desk: desk.add_licence(owner="a" * 1001), "1000 printable"),
-        (lambda desk: desk.add_licence(owner="a\x1b[2J"), "printable"),
-        (lambda desk: desk.exclude("film", 5, 5), "ends after"),
-        (lambda desk: desk.exclude("film", -1, 5), "0 s or later"),
-        (lambda desk: desk.exclude("film", 0, float("nan")), "ends after"),
-        (lambda desk: desk.review(ALERT, "maybe", "Ann"), "confirmed, false, licensed"),
-        (lambda desk: desk.review("../a", "false", "Ann"), "24 hexadecimal"),
-        (lambda desk: desk.review(ALERT, "false", " "), "--by"),
+        (lambda rights: rights.add_licence(), "name a reference"),
+        (lambda rights: rights.add_licence(tag="colour"), "key=value"),
+        (lambda rights: rights.add_licence(owner="a", channel="../x"), "a name or \\*"),
+        (lambda rights: rights.add_licence(owner="a", from_=datetime(2026, 1, 1)), "no time zone"),
+        (lambda rights: rights.add_licence(owner="a", from_=NOON, until=NOON), "later than"),
+        (lambda rights: rights.add_licence(owner="a" * 1001), "1000 printable"),
+        (lambda rights: rights.add_licence(owner="a\x1b[2J"), "printable"),
+        (lambda rights: rights.exclude("film", 5, 5), "end after"),
+        (lambda rights: rights.exclude("film", -1, 5), "0 s or later"),
+        (lambda rights: rights.exclude("film", 0, float("nan")), "end after"),
+        (lambda rights: rights.review(ALERT, "maybe", "Ann"), "confirmed, false, licensed"),
+        (lambda rights: rights.review("../a", "false", "Ann"), "24 hexadecimal"),
+        (lambda rights: rights.review(ALERT, "false", " "), "--by"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_is_kept(wrong: object, words: str, tmp_path: Path) -> None:
-    desk = RightsStore(tmp_path)
-    with pytest.raises(InvalidRights, match=words):
-        wrong(desk)  # type: ignore[operator]
-    assert desk.revision() == 0
+def test_an_invalid_request_is_refused_and_changes_nothing(
+    request_invalid: Callable[[RightsStore], object], message: str, tmp_path: Path
+) -> None:
+    rights = RightsStore(tmp_path)
+    with pytest.raises(InvalidRights, match=message):
+        request_invalid(rights)
+    assert rights.revision() == 0
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    desk = RightsStore(tmp_path)
+def test_removing_an_unknown_licence_or_exclusion_is_refused(tmp_path: Path) -> None:
+    rights = RightsStore(tmp_path)
     for absent in ("L1", "L0", "x", "L" + "9" * 30):
         with pytest.raises(RightsNotFound):
-            desk.remove_licence(absent)
-    ident = desk.exclude("film", 0, 1)
+            rights.remove_licence(absent)
+    ident = rights.exclude("film", 0, 1)
     for reference, id in (("film", ident.id + 1), ("other", ident.id), ("film", 2**70)):
         with pytest.raises(RightsNotFound):
-            desk.remove_exclusion(reference, id)
-    assert desk.exclusions() == [ident]
+            rights.remove_exclusion(reference, id)
+    assert rights.exclusions() == [ident]
 
 
-def test_a_damaged_or_newer_file_is_said_to_be_so(tmp_path: Path) -> None:
+def test_a_damaged_or_newer_file_is_refused(tmp_path: Path) -> None:
     RightsStore(tmp_path).exclude("film", 0, 1)
     apsw.Connection(str(tmp_path / FILE)).execute("PRAGMA user_version = 9")
     with pytest.raises(ConfigError, match="newer"):
         RightsStore(tmp_path).rules()
     for part in tmp_path.iterdir():
         part.unlink()
-    (tmp_path / FILE).write_bytes(b"no database " * 1000)
-    for doing in (RightsStore(tmp_path).rules, lambda: RightsStore(tmp_path).exclude("film", 0, 1)):
+    (tmp_path / FILE).write_bytes(b"not a database " * 1000)
+    for call in (RightsStore(tmp_path).rules, lambda: RightsStore(tmp_path).exclude("film", 0, 1)):
         with pytest.raises(RightsStoreFailed):
-            doing()
+            call()
 
 
-BUSY = """
+WRITE_AND_DIE = """
 import os, signal, sys
 from pathlib import Path
 from monitor.rights.store import RightsStore
-desk, name = RightsStore(Path(sys.argv[1])), sys.argv[2]
+rights, name = RightsStore(Path(sys.argv[1])), sys.argv[2]
 for n in range(20):
-    print(desk.review("a" * 24, "confirmed", f"{name} {n}").n, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)  # right after the last was acknowledged
+    print(rights.review("a" * 24, "confirmed", f"{name} {n}").n, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)  # right after the last acknowledgement
 """
 
 
-def test_several_processes_write_at_once_and_nothing_acknowledged_is_lost_to_kill_9(tmp_path: Path) -> None:
+def test_several_processes_write_at_once_and_kill_9_loses_nothing_acknowledged(tmp_path: Path) -> None:
     writers = [
-        subprocess.Popen([sys.executable, "-c", BUSY, str(tmp_path), f"w{n}"], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [sys.executable, "-c", WRITE_AND_DIE, str(tmp_path), f"w{n}"], stdout=subprocess.PIPE, text=True
+        )
         for n in range(3)
     ]
     acknowledged = [int(line) for writer in writers for line in (writer.communicate(timeout=120)[0]).split()]
     assert [writer.returncode for writer in writers] == [-signal.SIGKILL] * 3
-    kept = RightsStore(tmp_path).reviews(ALERT)
-    assert [review.n for review in kept] == sorted(acknowledged)
-    assert {review.by for review in kept} == {f"w{w} {n}" for w in range(3) for n in range(20)}
+    stored = RightsStore(tmp_path).reviews(ALERT)
+    assert [review.n for review in stored] == sorted(acknowledged)
+    assert {review.by for review in stored} == {f"w{w} {n}" for w in range(3) for n in range(20)}
 
 
+# --- a file under its former name -------------------------------------------------------------------------------------
+
+WRITE_WITHOUT_CHECKPOINT = """
+import os, signal, sys
+from pathlib import Path
+import apsw
+from monitor.rights.store import FILE, RightsStore
+rights = RightsStore(Path(sys.argv[1]))
+rights.exclude("film", 0, 1)
+reader = apsw.Connection(str(Path(sys.argv[1]) / FILE))
+reader.execute("BEGIN; SELECT * FROM exclusion").fetchall()
+for n in range(20):
+    rights.review("a" * 24, "confirmed", f"reviewer {n}")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+COUNT_REVIEWS = """
+import sys
+from pathlib import Path
+from monitor.rights.store import RightsStore
+print(len(RightsStore(Path(sys.argv[1])).reviews()))
+"""
+
+
+@pytest.fixture
+def former(tmp_path: Path) -> Path:
+    """A folder as version 0.1 leaves it after a crash: the newest reviews are in the write-ahead log only."""
+    subprocess.run([sys.executable, "-c", WRITE_WITHOUT_CHECKPOINT, str(tmp_path)])
+    for suffix in ("", "-wal", "-shm"):
+        (tmp_path / (FILE + suffix)).rename(tmp_path / (FORMER_FILE + suffix))
+    assert (tmp_path / (FORMER_FILE + "-wal")).stat().st_size > 0
+    return tmp_path
+
+
+def assert_complete(data_dir: Path) -> None:
+    rights = RightsStore(data_dir)
+    assert [review.by for review in rights.reviews()] == [f"reviewer {n}" for n in range(20)]
+    assert [span.end_s for span in rights.exclusions()] == [1.0]
+    assert not list(data_dir.glob(f"{FORMER_FILE}*"))
+
+
+def test_a_file_under_its_former_name_is_renamed_when_it_is_opened(former: Path) -> None:
+    assert_complete(former)
+    assert (former / FILE).stat().st_mode & 0o777 == 0o600
+    assert RightsStore(former).review(ALERT, "false", "Ann").n == 21
+
+
+def test_processes_that_open_it_at_once_rename_it_once_and_all_read_it(former: Path) -> None:
+    readers = [
+        subprocess.Popen([sys.executable, "-c", COUNT_REVIEWS, str(former)], stdout=subprocess.PIPE, text=True)
+        for _ in range(6)
+    ]
+    assert [reader.communicate(timeout=120)[0] for reader in readers] == ["20\n"] * 6
+    assert_complete(former)
+
+
+@pytest.mark.system
 @pytest.mark.parametrize(
-    ("given", "covers"),
+    ("call", "nth"),
     [
-        (licence(reference="film"), True),
-        (licence(reference="other"), False),
-        (licence(owner="ACME"), True),
-        (licence(owner="acme"), False),
-        (licence(tag="territory=EU"), True),
-        (licence(tag="territory=US"), False),
-        (licence(owner="ACME", tag="territory=US"), False),
-        (licence(reference="film", channel="ch5"), True),
-        (licence(reference="film", channel="ch6"), False),
-        (licence(reference="film", from_=NOON), True),
-        (licence(reference="film", from_=NOON + HOUR), False),
-        (licence(reference="film", until=NOON + HOUR), True),
-        (licence(reference="film", from_=NOON - HOUR, until=NOON + HOUR / 4), False),  # the play outlasts it
-        (licence(reference="film", until=NOON - HOUR), False),
-        (licence(reference="film", from_=NOON + timedelta(seconds=40)), True),  # ends are known to some seconds
+        *(("pwrite64", 1), ("pwrite64", 2), ("fdatasync", 1), ("fdatasync", 2)),  # the log is merged
+        *(("unlink", 1), ("unlink", 2), ("rename", 1), ("fsync", 1)),  # the log is deleted, the file renamed
     ],
 )
-def test_a_licence_covers_what_it_names(given: Licence, covers: bool) -> None:
-    assert given.covers(film(territory="EU"), "ch5", NOON, NOON + HOUR / 2) is covers
+def test_a_crash_during_the_rename_loses_nothing(former: Path, call: str, nth: int) -> None:
+    strace = ["strace", "-f", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={nth}"]
+    for name in ("", FORMER_FILE, FORMER_FILE + "-wal", FORMER_FILE + "-shm", FORMER_FILE + "-journal"):
+        strace += ["-P", str(former / name)]
+    run = subprocess.run([*strace, sys.executable, "-c", COUNT_REVIEWS, str(former)], stdout=subprocess.PIPE)
+    assert run.returncode == -signal.SIGKILL
+    assert_complete(former)
 
 
-def test_air_without_a_wall_clock_fits_no_window_and_the_oldest_licence_counts() -> None:
-    assert not licence(reference="film", from_=NOON).covers(film(), "ch5", None, None)
-    both = Rules([licence(owner="ACME"), licence(reference="film")], {}, {ALERT: "licensed", OTHER: "false"})
-    assert both.licence(ALERT, film(), "ch5", None, None) == "L1"
-    assert both.licence(ALERT, film("Other"), "ch5", None, None) == "L1"
-    assert Rules([], {}, both.verdicts).licence(ALERT, film(), "ch5", None, None) == "reviewed"
-    assert Rules([], {}, both.verdicts).licence(OTHER, film(), "ch5", None, None) is None
+def test_while_an_older_monitor_runs_its_file_is_left_alone(former: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_dir_lock, "UPGRADE_S", 0.1)
+    with Outbox.open(former, ()), pytest.raises(ConfigError, match="older Copywatch is running"):
+        RightsStore(former).rules()
+    assert_complete(former)
 
 
-def said(capsys: pytest.CaptureFixture[str], folder: Path, *words: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as left:
-        main([*words, "--data-dir", str(folder)])
+def output_of(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as exit:
+        main([*arguments, "--data-dir", str(folder)])
     out, err = capsys.readouterr()
-    assert left.value.code == code, err
+    assert exit.value.code == code, err
     return out if code == 0 else err
 
 
-def test_licences_and_exclusions_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands_for_licences_and_exclusions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Catalog.open(tmp_path, write=True) as catalog:
         catalog.add(some_reference(ReferenceId("film"), 90), some_features(90))
     window = ("--from", "2026-11-16T20:00:00+01:00", "--until", "2026-11-17T00:00:00Z")
-    told = said(capsys, tmp_path, "licences", "add", "--reference", "film", "--channel", "ch5", *window)
-    assert told == "L1: reference film is permitted on ch5 from 2026-11-16T19:00:00Z until 2026-11-17T00:00:00Z\n"
-    (one,) = json.loads(said(capsys, tmp_path, "licences", "list", "--json"))
+    printed = output_of(capsys, tmp_path, "licences", "add", "--reference", "film", "--channel", "ch5", *window)
+    assert printed == "L1: reference film is permitted on ch5 from 2026-11-16T19:00:00Z until 2026-11-17T00:00:00Z\n"
+    (one,) = json.loads(output_of(capsys, tmp_path, "licences", "list", "--json"))
     assert (one["id"], one["from"], one["owner"]) == ("L1", "2026-11-16T19:00:00Z", None)
-    assert "ch5" in said(capsys, tmp_path, "licences", "list")
-    assert "zone" in said(capsys, tmp_path, "licences", "add", "--owner", "A", "--from", "2026-11-16", code=2)
-    assert "name a reference" in said(capsys, tmp_path, "licences", "add", code=1)
-    said(capsys, tmp_path, "licences", "rm", "L1")
-    assert "no licence 'L1'" in said(capsys, tmp_path, "licences", "rm", "L1", code=1)
+    assert "ch5" in output_of(capsys, tmp_path, "licences", "list")
+    assert "zone" in output_of(capsys, tmp_path, "licences", "add", "--owner", "A", "--from", "2026-11-16", code=2)
+    assert "name a reference" in output_of(capsys, tmp_path, "licences", "add", code=1)
+    output_of(capsys, tmp_path, "licences", "rm", "L1")
+    assert "no licence 'L1'" in output_of(capsys, tmp_path, "licences", "rm", "L1", code=1)
 
-    assert "00:01:00-00:01:30 of film" in said(capsys, tmp_path, "refs", "exclude", "film", "1:00", "90")
-    (span,) = json.loads(said(capsys, tmp_path, "refs", "exclusions", "film", "--json"))
+    assert "00:01:00-00:01:30 of film" in output_of(capsys, tmp_path, "refs", "exclude", "film", "1:00", "90")
+    (span,) = json.loads(output_of(capsys, tmp_path, "refs", "exclusions", "film", "--json"))
     assert (span["start_s"], span["end_s"]) == (60.0, 90.0)
-    assert "hours:minutes" in said(capsys, tmp_path, "refs", "exclude", "film", "a", "b", code=2)
-    assert "no reference" in said(capsys, tmp_path, "refs", "exclude", "flim", "0", "5", code=1)
-    said(capsys, tmp_path, "refs", "include", "film", str(span["id"]))
-    assert json.loads(said(capsys, tmp_path, "refs", "exclusions", "--json")) == []
+    assert "hours:minutes" in output_of(capsys, tmp_path, "refs", "exclude", "film", "a", "b", code=2)
+    assert "no reference" in output_of(capsys, tmp_path, "refs", "exclude", "flim", "0", "5", code=1)
+    output_of(capsys, tmp_path, "refs", "include", "film", str(span["id"]))
+    assert json.loads(output_of(capsys, tmp_path, "refs", "exclusions", "--json")) == []
 
 
-def test_reviews_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_for_reviews(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Outbox.open(tmp_path, ()) as outbox:
         outbox.write([OutboxEntry("ch5", sample_events(ALERT))])
-    assert f"no alert {OTHER}" in said(capsys, tmp_path, "alerts", "review", OTHER, "false", code=1)
-    assert "confirmed, false" in said(capsys, tmp_path, "alerts", "review", ALERT, "perhaps", code=1)
+    assert f"no alert {OTHER}" in output_of(capsys, tmp_path, "alerts", "review", OTHER, "false", code=1)
+    assert "confirmed, false" in output_of(capsys, tmp_path, "alerts", "review", ALERT, "perhaps", code=1)
     assert (
-        said(capsys, tmp_path, "alerts", "review", ALERT, "confirmed", "--by", "Ann")
+        output_of(capsys, tmp_path, "alerts", "review", ALERT, "confirmed", "--by", "Ann")
         == f"{ALERT}: reviewed as confirmed by Ann\n"
     )
-    assert json.loads(said(capsys, tmp_path, "alerts", "review", ALERT, "false", "--note", "ident", "--json"))["note"]
+    assert json.loads(output_of(capsys, tmp_path, "alerts", "review", ALERT, "false", "--note", "ident", "--json"))[
+        "note"
+    ]
     assert [review.decision for review in RightsStore(tmp_path).reviews(ALERT)] == ["confirmed", "false"]

@@ -14,10 +14,12 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from monitor.alerting.outbox import Outbox
+from monitor.alerting.webhooks import WebhookStore
 from monitor.config.settings import ChannelSettings, Settings
 from monitor.ingest.latest_frames import LatestFrames
 from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
+from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.web.app import WebApp
 from monitor.web.context import AppContext
@@ -49,6 +51,8 @@ class Door:
             encoder_id=_encoder_id(),
             channels=lambda: self.channels,
             latest_frames=LatestFrames(),
+            rights=RightsStore(data_dir),
+            webhooks=WebhookStore(data_dir),
         )
         self.web = WebApp(self.context)
         self._socket = socket.create_server((host, 0))

@@ -135,7 +135,9 @@ class Serving:
 def furnish(studio: Studio, folder: Path, *, host: str = "127.0.0.1", more: str = "") -> Path:
     """A configuration with a library of its own and two channels, in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = shutil.ignore_patterns("alerts.*", "desk.*", "jobs.*", "evidence")  # by tests that run on the studio itself
+    told = shutil.ignore_patterns(
+        "alerts.*", "rights.*", "jobs.*", "evidence"
+    )  # by tests that run on the studio itself
     shutil.copytree(studio.settings.data_dir, folder / "data", ignore=told)
     config = folder / "copywatch.yaml"
     config.write_text(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Literal
@@ -13,6 +14,7 @@ from pydantic import BaseModel, Field
 
 from monitor.alerting.alerts import RETRACTED
 from monitor.alerting.outbox import Event
+from monitor.ops.change_signal import watch
 from monitor.web.alert_views import AlertOut, ReviewOut, alert_views
 from monitor.web.context import AppContext, Context, CurrentCaller
 from monitor.web.requests.paging import Cursor, Limit, Moment, Page, cursor_of, number_of
@@ -20,7 +22,7 @@ from monitor.web.requests.problems import ERROR_RESPONSES, not_found
 
 MAX_SCANS = 20  # pages read from the history for one page that is filtered by review
 MAX_REVIEWED = 200  # alerts reviewed in one request
-SETTLED_S = 3.0  # within which a running monitor has acted on a review
+APPLIED_S = 3.0  # a running monitor retracts an open alert with the channel's next second
 AlertId = Annotated[str, Path(pattern=r"^[0-9a-f]{24}$")]
 Since = Annotated[Moment | None, Query(description="RFC 3339.")]
 
@@ -132,17 +134,18 @@ async def review_alerts(context: Context, caller: CurrentCaller, body: ReviewsIn
 
 
 async def _review(ids: Sequence[str], review: ReviewIn, by: str, context: AppContext) -> None:
-    """Stores the reviews, and waits a moment for a running monitor to apply them."""
-    before = await asyncio.to_thread(_last_events, ids, context)
-    retracted = {id for id, (_, type) in before.items() if type == RETRACTED}
-    await asyncio.to_thread(context.rights.review_all, ids, review.decision, by, review.note)
-    waiting = [id for id in ids if review.decision == "false" and id not in retracted]
-    loop = asyncio.get_running_loop()
-    until = loop.time() + SETTLED_S
-    while waiting and loop.time() < until:
-        await asyncio.sleep(0.1)  # the monitor looks for new reviews once a second
-        now = await asyncio.to_thread(_last_events, waiting, context)
-        waiting = [id for id in waiting if now[id] == before[id]]
+    """Stores the reviews; if they retract alerts, waits up to APPLIED_S until the running monitor has done so."""
+    with watch(context.emitted) as emitted:
+        before = await asyncio.to_thread(_last_events, ids, context)
+        await asyncio.to_thread(context.rights.review_all, ids, review.decision, by, review.note)
+        waiting = [id for id, (_, type) in before.items() if review.decision == "false" and type != RETRACTED]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(APPLIED_S):
+                while waiting:
+                    await emitted.wait()
+                    emitted.clear()
+                    now = await asyncio.to_thread(_last_events, waiting, context)
+                    waiting = [id for id in waiting if now[id] == before[id]]
 
 
 def _last_events(ids: Sequence[str], context: AppContext) -> dict[str, tuple[int, str]]:

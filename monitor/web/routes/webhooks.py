@@ -88,7 +88,6 @@ async def test_webhook(context: Context, id: WebhookId) -> DeliveryOut:
 async def enable_webhook(context: Context, id: WebhookId) -> WebhookOut:
     """Enables a disabled webhook; its queued deliveries are sent."""
     enabled = await asyncio.to_thread(context.webhooks.enable, id)
-    context.webhook_sender.wake()
     return WebhookOut.model_validate(enabled.as_dict())
 
 
@@ -115,5 +114,4 @@ def list_deliveries(context: Context, id: WebhookId, limit: Limit = 50, cursor: 
 async def replay_delivery(context: Context, id: WebhookId, d: DeliveryId) -> DeliveryOut:
     """Sends a delivery again, with the same webhook-id."""
     queued = await asyncio.to_thread(context.webhooks.replay, id, d)
-    context.webhook_sender.wake()
     return DeliveryOut.model_validate(queued.as_dict())
