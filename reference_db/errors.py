@@ -1,19 +1,19 @@
-"""Errors of the library of references.
+"""Errors of the reference library.
 
 CatalogError
 ├── MediaError         a file or stream that cannot be decoded
-├── EncoderMismatch    features made by another encoder
-├── DamagedReference   bytes on disk are not those that were written
-├── NotAReference      a file to import that is no export, or not a whole one
-├── ReferenceExists    the id is taken by other content
+├── EncoderMismatch    features of another encoder
+├── DamagedReference   bytes on disk do not match their hash
+├── NotAReference      a file to import that is not an export, or is damaged
+├── ReferenceExists    another video has this id
 ├── UnknownReference   no reference has this id
-└── StorageError       the library as a whole cannot be used: disk, permissions, catalogue
+└── StorageError       the library cannot be used: disk, permissions, catalogue
     └── CatalogLocked  another process is writing to this directory
 """
 
 
 class CatalogError(Exception):
-    """The root; its message is one sentence that says what to do."""
+    """The base class; its message is one sentence with the remedy."""
 
 
 class MediaError(CatalogError):
@@ -21,24 +21,24 @@ class MediaError(CatalogError):
 
 
 class EncoderMismatch(CatalogError):
-    """Features made by another encoder than the one in use."""
+    """Features of another encoder than the one in use."""
 
 
 class DamagedReference(CatalogError):
-    """Bytes on disk are not those that were written; `what` says which."""
+    """Bytes on disk do not match their hash; `what` says which."""
 
     def __init__(self, id: str, what: str) -> None:
         self.what = what
-        again = f"run `copywatch refs add FILE` with its video again, or `copywatch refs rm {id}`"
-        super().__init__(f"Reference {id} is damaged: {what}; {again}.")
+        remedy = f"run `copywatch refs add FILE` with its video again, or `copywatch refs rm {id}`"
+        super().__init__(f"Reference {id} is damaged: {what}; {remedy}.")
 
 
 class NotAReference(CatalogError):
-    """A file to import that is no export of Copywatch, or not a whole one."""
+    """A file to import that is not a Copywatch export, or is damaged."""
 
 
 class ReferenceExists(CatalogError):
-    """The id is taken by other content."""
+    """Another video has this id."""
 
 
 class UnknownReference(CatalogError):
@@ -46,7 +46,7 @@ class UnknownReference(CatalogError):
 
 
 class StorageError(CatalogError):
-    """The library as a whole cannot be used; going on to the next video would fail alike."""
+    """The library cannot be used; the next video would fail as well."""
 
 
 class CatalogLocked(StorageError):

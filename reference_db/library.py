@@ -26,7 +26,7 @@ from reference_db.errors import (
     StorageError,
 )
 from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceFeatures, ReferenceId, check_id
-from reference_db.store.references import FEATURE_SIZE, MAX_HEADER_BYTES, MAX_SECONDS, packed, showable, unpacked
+from reference_db.store.references import FEATURE_SIZE, MAX_HEADER_BYTES, MAX_SECONDS, pack, printable, unpack
 from reference_db.store.verification import Repair, Verification, repair, verify
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class ReferenceLibrary:
             features = catalog.features(reference.id)
         if reference.n_seconds > MAX_SECONDS:
             raise CatalogError(f"{id} is longer than an export can be: {MAX_SECONDS // 3600} hours.")
-        return packed(replace(reference, thumbnails_sha256=""), features)
+        return pack(replace(reference, thumbnails_sha256=""), features)
 
     def import_(self, path: Path, *, id: str | None = None) -> Registration:
         """The exported reference, safe in this library; `id` gives it another id than it had.
@@ -218,7 +218,7 @@ class ReferenceLibrary:
         encoder_id = self._encoder().encoder_id
         if reference.encoder_id != encoder_id:
             raise EncoderMismatch(
-                f"{showable(path.name)} was made by the encoder {reference.encoder_id}, this library needs "
+                f"{printable(path.name)} was made by the encoder {reference.encoder_id}, this library needs "
                 f"{encoder_id}; let its owner run `copywatch refs add FILE` and `copywatch refs export` with that one."
             )
         with Catalog.open(self.data_dir, write=True) as catalog:
@@ -250,7 +250,7 @@ class ReferenceLibrary:
 
 def read_export(path: Path) -> tuple[Reference, ReferenceFeatures]:
     """The reference and features in an exported file, believed only as far as they prove themselves."""
-    name = showable(path.name)
+    name = printable(path.name)
     try:
         with path.open("rb") as file:
             content = file.read(MAX_EXPORT_BYTES + 1)
@@ -259,7 +259,7 @@ def read_export(path: Path) -> tuple[Reference, ReferenceFeatures]:
     if len(content) > MAX_EXPORT_BYTES:
         raise NotAReference(f"{name} is larger than any export of Copywatch.")
     try:
-        return unpacked(content)
+        return unpack(content)
     except NotAReference as error:
         raise NotAReference(f"{name} {error}.") from error
 
@@ -271,7 +271,7 @@ def find_videos(paths: Iterable[Path]) -> FoundReference:
     errors: list[tuple[Path, MediaError]] = []
 
     def cannot_be_read(error: OSError) -> None:
-        words = f"{showable(str(error.filename))} cannot be read: {error.strerror}."
+        words = f"{printable(str(error.filename))} cannot be read: {error.strerror}."
         errors.append((Path(error.filename), MediaError(words)))
 
     for path in paths:

@@ -32,7 +32,7 @@ from reference_db.media.frames import Frame
 from reference_db.media.jpeg import encode_jpeg
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId, check_id
-from reference_db.store.references import check_words, showable
+from reference_db.store.references import check_texts, printable
 
 BATCH = 8  # pictures encoded at a time; the decoder works on the next ones meanwhile
 THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 70  # longest side in pixels; some 4 kB a second
@@ -90,7 +90,7 @@ def register(
     MediaError for a file that cannot be used, ReferenceExists for an id that is taken.
     """
     wanted = None if id is None else check_id(id)
-    check_words(title or "", owner, tags or {})
+    check_texts(title or "", owner, tags or {})
     before = _file_status(path)
     content_sha256 = _sha256(path)
     known = catalog.by_content(content_sha256)
@@ -104,10 +104,12 @@ def register(
         features, pictures = _encoded(child.frames(), encoder, thumbnails, total, progress)
     _check_whole(path, features, info.duration_s)
     if _file_status(path) != before:
-        raise MediaError(f"{showable(path.name)} was changed while it was read; register it again when it is finished.")
+        raise MediaError(
+            f"{printable(path.name)} was changed while it was read; register it again when it is finished."
+        )
     reference = Reference(
         id=known.id if known else wanted or _free_id(catalog, path.stem),
-        title=title if title is not None else known.title if known else showable(path.stem),
+        title=title if title is not None else known.title if known else printable(path.stem),
         owner=owner or (known.owner if known else ""),
         tags=dict(tags or (known.tags if known else {})),
         content_sha256=content_sha256,
@@ -165,7 +167,7 @@ def _is_good(known: Reference, catalog: Catalog, encoder: Encoder) -> bool:
 
 
 def _check_whole(path: Path, features: ReferenceFeatures, duration_s: float | None) -> None:
-    name, n_seconds = showable(path.name), len(features.rows)
+    name, n_seconds = printable(path.name), len(features.rows)
     if duration_s is not None and n_seconds < WHOLE_SHARE * duration_s - WHOLE_SLACK_S:
         raise MediaError(f"{name} breaks off after {n_seconds} of {duration_s:.0f} s; it is damaged or cut short.")
     if not features.informative.any():
@@ -263,12 +265,12 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise MediaError(f"{showable(path.name)} cannot be read: {error.strerror}.") from error
+        raise MediaError(f"{printable(path.name)} cannot be read: {error.strerror}.") from error
 
 
 def _file_status(path: Path) -> tuple[int, int]:
     """Size and time of the last change; MediaError for what is no file, before anything waits for it."""
-    name = showable(path.name)
+    name = printable(path.name)
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -11,7 +11,6 @@ import pytest
 import typer
 import yaml
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics import MetricWrapperBase
 from pydantic_core import PydanticUndefined
 
 from monitor.cli import app
@@ -76,12 +75,8 @@ def _default(value: object) -> str:
 def metrics_table() -> str:
     """What the code says about its metrics, as its page should have it."""
     rows = ["| Metric | Kind | Labels | What it counts |", "|---|---|---|---|"]
-    for family in vars(Metrics(CollectorRegistry())).values():
-        if isinstance(family, MetricWrapperBase):
-            (described,) = family.describe()
-            name = described.name + ("_total" if described.type == "counter" else "")
-            labels = ", ".join(family._labelnames) or "-"
-            rows.append(f"| `{name}` | {described.type} | {labels} | {described.documentation} |")
+    for family in Metrics(CollectorRegistry()).families:
+        rows.append(f"| `{family.name}` | {family.kind} | {', '.join(family.labels) or '-'} | {family.help} |")
     return "\n".join(rows)
 
 

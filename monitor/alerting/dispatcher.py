@@ -169,8 +169,8 @@ class AlertDispatcher:
             self._unsaved.popleft()
         for sink, numbers in delivered.items():
             self._delivered[sink] -= numbers
-        for sink, n in pending.items():
-            self._metrics.outbox_owed.labels(sink).set(n)
+        if pending:
+            self._metrics.process.backlog = pending
         if unsaved or any(entry.alerts for entry in entries):
             self._wake_sinks()
             self.emitted.notify()

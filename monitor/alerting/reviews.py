@@ -105,7 +105,7 @@ async def _apply_reviews(
             if alert_id in retracted_open:
                 continue  # its channel resumes it
             await output.put(OutboxEntry(event.channel, [event]))
-            metrics.alert_told(event.channel, event.type, event.licence)
+            metrics.count_alert(event.channel, event.type, event.licence)
         applied = [one for one in unapplied if one.alert_id == alert_id]
         await asyncio.to_thread(rights.mark_applied, [one.n for one in applied])
         for one in applied:

@@ -7,6 +7,7 @@ line is visible in the process list while the command runs: `-` reads it from st
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import urllib.request
 from pathlib import Path
@@ -150,17 +151,10 @@ def _channel(name: str, url: str, mode: str, allow: list[str]) -> ChannelSetting
 
 def _states(settings: Settings) -> dict[str, str]:
     """The state of each channel in a running `serve`; empty if none answers."""
-    from prometheus_client.parser import text_string_to_metric_families
-
     host = f"[{settings.web.host}]" if ":" in settings.web.host else settings.web.host
     try:
-        with urllib.request.urlopen(f"http://{host}:{settings.web.port}/metrics", timeout=STATE_TIMEOUT_S) as reply:
-            text = reply.read().decode()
-    except (OSError, ValueError):
+        with urllib.request.urlopen(f"http://{host}:{settings.web.port}/channelz", timeout=STATE_TIMEOUT_S) as reply:
+            channels: dict[str, dict[str, str]] = json.load(reply)["channels"]
+            return {name: channel["state"] for name, channel in channels.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):  # nothing listens there, or another program
         return {}
-    return {
-        sample.labels["channel"]: sample.labels["state"]
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name == "copywatch_channel_state" and sample.value == 1
-    }

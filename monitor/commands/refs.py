@@ -288,7 +288,7 @@ def verify(
     with progress_bar("references", unit="") as step:
         found = library.verify(progress=step)
     if as_json:
-        done = None if repaired is None else dataclasses.asdict(repaired)
+        done = None if repaired is None else _repair_json(repaired)
         print_json({"whole": found.is_whole, **dataclasses.asdict(found), "repair": done})
     else:
         if repaired is not None:
@@ -298,11 +298,17 @@ def verify(
         raise typer.Exit(FAILED)
 
 
+def _repair_json(done: Repair) -> dict[str, object]:
+    values = dataclasses.asdict(done)
+    values["kept"] = values.pop("backup")
+    return values
+
+
 def _print_repair(done: Repair) -> None:
     restored = ", ".join(done.restored) or "nothing"
-    typer.echo(f"restored from feature files: {restored}; the previous catalogue is {done.kept}")
+    typer.echo(f"restored from feature files: {restored}; the previous catalogue is {done.backup}")
     if not done.is_certain and done.restored:
-        typer.echo("  note: the tally was damaged too, so removed references may be among them.")
+        typer.echo("  note: the checksum was damaged too, so removed references may be among them.")
     if done.n_lost:
         typer.echo(f"  note: {done.n_lost} references have lost both row and file; register their videos again.")
 

@@ -6,11 +6,8 @@ folder `demo` of the data folder; the user's own library is not touched.
 
 import asyncio
 import hashlib
-import re
 import shutil
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +20,7 @@ from monitor.alerting.alerts import ENDED, RETRACTED, STARTED, Alert
 from monitor.config.settings import AlertingSettings, ChannelSettings, LoggingSettings, Settings, WebSettings
 from monitor.demo.broadcast import BURST_S, Pace, Transmitter, wall_clock
 from monitor.demo.media import BROADCAST_S, REFERENCES, Aired, Media, make_media
+from monitor.ops.channel_status import ChannelStatuses
 from monitor.ops.logs import configure_logging
 from monitor.roles.serve import serve
 from reference_db.features.encoder import load_encoder
@@ -150,7 +148,8 @@ class Show:
         self._fast = fast
         self._transmitter = Transmitter(media.broadcast, self._matched_pace if fast else wall_clock, again=not leave)
         self._address = ""  # of dashboard and metrics, once known
-        self._matched = (0.0, 0)  # when /metrics was read last, seconds matched by then
+        self._statuses = ChannelStatuses()
+        self._status = self._statuses.of(CHANNEL)
         self._open: set[str] = set()
         self._told: list[Alert] = []
         self._is_over = False  # the first airing
@@ -172,6 +171,7 @@ class Show:
                         stop=stop,
                         ends_on_stop=True,
                         real_time=not self._fast,
+                        statuses=self._statuses,
                     )
                     judging.cancel()
         except ExceptionGroup as group:
@@ -207,7 +207,7 @@ class Show:
         """Waits for the end of the first airing and its last word."""
         quiet_since, before = time.monotonic(), -1
         while time.monotonic() - quiet_since < PATIENCE_S:
-            matched = await asyncio.to_thread(self._n_matched)
+            matched = self._n_matched()
             if matched >= BROADCAST_S - 1 and (self._leave or not self._open):
                 break
             if matched > before or not self._transmitter.ended.is_set():
@@ -235,16 +235,8 @@ class Show:
         return lambda: BURST_S + AHEAD_S + self._n_matched() - before
 
     def _n_matched(self) -> int:
-        """Seconds of air matched so far, as /metrics says."""
-        read_at, matched = self._matched
-        if self._address and time.monotonic() - read_at > 0.1:
-            try:
-                with urllib.request.urlopen(f"{self._address}/metrics", timeout=5) as reply:
-                    found = re.search(rb'^copywatch_frames_processed_total\{channel="demo"\} (\S+)', reply.read(), re.M)
-            except (OSError, urllib.error.URLError):
-                return matched  # the web server is not up yet
-            self._matched = (time.monotonic(), int(float(found.group(1))) if found else matched)
-        return self._matched[1]
+        """Frames matched so far, one per stream second."""
+        return self._status.report().n_processed
 
 
 def clock(seconds: float) -> str:

@@ -291,7 +291,7 @@ class EvidenceKeeper:
             self._store.remove(alert_id)
             del self._kept[alert_id]
             self._metrics.evidence_evicted.labels(reason).inc()
-        self._metrics.evidence_bytes.set(sum(one.size_bytes for one in self._kept.values()))
+        self._metrics.process.evidence_bytes = sum(one.size_bytes for one in self._kept.values())
 
 
 def keeper_of(

@@ -1,4 +1,4 @@
-"""Glimpses: the newest picture of each channel, for whoever wants to see what is on air."""
+"""Latest frames: the newest picture of each channel, for the dashboard and the API."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ QUALITY = 75
 
 
 class LatestFrames:
-    """By channel; pictures are kept as they come and made JPEGs only when asked for, in any thread."""
+    """By channel. Frames are stored as they arrive and encoded only on request; any thread may call."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, Frame] = {}
+        self._frames: dict[str, Frame] = {}
 
-    def of(self, source: Source) -> Source:
-        """The same source, watched."""
-        return _Watched(source, self._newest)
+    def wrap(self, source: Source) -> Source:
+        """The same source; each frame that is taken from it becomes its channel's latest one."""
+        return _RecordedSource(source, self._frames)
 
     def jpeg(self, channel: str) -> bytes | None:
-        """The newest picture; None where none has come."""
-        frame = self._newest.get(channel)
+        """The latest frame as JPEG; None before the first."""
+        frame = self._frames.get(channel)
         return None if frame is None else encode_jpeg(frame.picture, quality=QUALITY)
 
     def forget(self, channel: str) -> None:
-        self._newest.pop(channel, None)
+        """Drops the frame of a removed channel; call it after the last sample was taken from the channel's source."""
+        self._frames.pop(channel, None)
 
 
-class _Watched:
-    """A source whose newest frame is noted."""
-
-    def __init__(self, source: Source, newest: dict[str, Frame]) -> None:
+class _RecordedSource:
+    def __init__(self, source: Source, frames: dict[str, Frame]) -> None:
         self.channel = source.channel
-        self._source, self._newest = source, newest
+        self._source, self._frames = source, frames
 
     def resume(self, position: Position) -> None:
         self._source.resume(position)
@@ -44,7 +43,7 @@ class _Watched:
     async def samples(self) -> AsyncGenerator[Sample, None]:
         async with aclosing(self._source.samples()) as samples:
             async for sample in samples:
-                self._newest[self.channel] = sample.frame
+                self._frames[self.channel] = sample.frame
                 yield sample
 
     async def close(self) -> None:

@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 
 from monitor.config.settings import ChannelSettings
 from monitor.ingest.clock import MAX_SILENCE_S, ChannelEpoch, StreamClock
-from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.picture_health import IMPAIRED_S, PictureHealth
 from monitor.ingest.sources import Position, Sample, SampleBuffer, read_in_thread
 from monitor.ops.backoff import Backoff
@@ -43,7 +42,6 @@ STATE_OF = {
     "missing": "denied",
     "refused": "denied",
 }
-STATES = ("starting", "up", "impaired", "stalled", "no_video", "denied", "failed")
 PACE = 1.02  # stream seconds a second that are read once the burst is used up; a fast clock is not held back
 BURST_S = 60.0  # that may come at once: relays and playlists begin with a little of the past
 
@@ -80,7 +78,7 @@ class LiveSource:
         self.state = "starting"
         self._settings = settings
         self._metrics = metrics
-        self._ledger = FrameCounts(settings.name, metrics)
+        self._status = metrics.channels.of(settings.name)
         self._address = hashlib.sha256(redact_url(settings.url).encode()).hexdigest()[:16]
         self._patience = patience or Patience()
         self._pace = _Pace() if real_time else None
@@ -108,7 +106,7 @@ class LiveSource:
         """Ends when the source is closed; may be asked for again after its reader failed."""
         if not self._closed:
             self._halted.clear()
-        buffer = SampleBuffer(self._ledger, wait=False)
+        buffer = SampleBuffer(self._status, wait=False)
         async with aclosing(read_in_thread(buffer, self._read, self._halt, f"live-{self.channel}")) as samples:
             async for sample in samples:
                 yield sample
@@ -122,10 +120,8 @@ class LiveSource:
         if self._child is not None:
             self._child.kill()
 
-    def _enter(self, state: str) -> None:
-        for one in STATES:
-            self._metrics.channel_state.labels(self.channel, one).set(one == state)
-        self._metrics.channel_up.labels(self.channel).set(state in ("up", "impaired"))
+    def _enter(self, state: str, reason: str | None = None) -> None:
+        self._status.enter(state, reason)
         self.state = state
 
     def _read(self, buffer: SampleBuffer) -> None:
@@ -140,11 +136,11 @@ class LiveSource:
                     wait_s = self._retry.after(reason, self._n_brought)
                     state = "failed" if self._retry.is_crash_loop else STATE_OF.get(reason, "failed")
                     logger.warning("%s (%s); trying again in %.0f s", words, state, wait_s)
-                    self._enter(state)
+                    self._enter(state, reason)
                     self._gap_reason = "restart" if self._gap_reason == "restart" else "reconnect"
                     if self._halted.wait(wait_s):
                         break
-                    self._metrics.reconnects.labels(self.channel, reason).inc()
+                    self._status.count_reconnect(reason)
         except Exception as error:  # whatever ends the thread must reach the loop
             buffer.end(error)
         buffer.end()
@@ -186,14 +182,15 @@ class LiveSource:
         if is_new_epoch:
             self._metrics.epochs.labels(self.channel).inc()
         elif self._newest is not None and second <= self._newest[1]:
-            self._ledger.received()
-            self._ledger.dropped("backward")
+            self._status.count_received()
+            self._status.count_dropped("backward")
             return True
-        state = "up" if self._health.push(second, frame) is None else "impaired"
+        impairment = self._health.push(second, frame)
+        state = "up" if impairment is None else "impaired"
         if state != self.state:
             if state == "impaired":
                 logger.warning("black or frozen for %d s", self._patience.impaired_s)
-            self._enter(state)
+            self._enter(state, impairment)
         if self._pace is not None and self._halted.wait(self._pace.wait_s(epoch, stream_s, steady_s)):
             return False
         self._newest = (epoch, second)

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from monitor.ingest.clock import ChannelEpoch
-from monitor.ingest.frame_counts import FrameCounts
-from monitor.ops.metrics import Metrics
+from monitor.ops.channel_status import ChannelStatus
 from reference_db.media.decoding import DecodingChild
 from reference_db.media.frames import Frame, Mode
 
@@ -64,11 +63,11 @@ class Source(Protocol):
 class SampleBuffer:
     """Hands samples from a decoder's thread to the loop. Bounded: `wait` holds the thread back, else the oldest goes.
 
-    What was received is always handed over, dropped or still waiting, and the ledger says which.
+    What was received is always handed over, dropped or still waiting, and the status counts which.
     """
 
-    def __init__(self, ledger: FrameCounts, *, wait: bool) -> None:
-        self._ledger = ledger
+    def __init__(self, status: ChannelStatus, *, wait: bool) -> None:
+        self._status = status
         self._wait = wait
         self._samples: deque[Sample] = deque()
         self._changed = threading.Condition()
@@ -87,9 +86,9 @@ class SampleBuffer:
             if len(self._samples) >= BUFFER_S:
                 self._samples.popleft()
                 self._samples[0] = replace(self._samples[0], gap_reason="overload")
-                self._ledger.dropped("overload")
+                self._status.count_dropped("overload")
             self._samples.append(sample)
-            self._ledger.received()
+            self._status.count_received()
         self._wake()
         return True
 
@@ -106,7 +105,7 @@ class SampleBuffer:
         self.end()
         with self._changed:
             for _ in self._samples:
-                self._ledger.dropped("stopped")
+                self._status.count_dropped("stopped")
             self._samples.clear()
 
     async def take(self) -> Sample | None:
@@ -150,10 +149,10 @@ async def read_in_thread(
 class FileSource:
     """A video file as a channel, read as fast as the pipeline takes it; its seconds are the file's own."""
 
-    def __init__(self, channel: str, path: Path, metrics: Metrics, *, mode: Mode = "exact") -> None:
-        self.channel = channel
+    def __init__(self, path: Path, status: ChannelStatus, *, mode: Mode = "exact") -> None:
+        self.channel = status.channel
         self.path = path
-        self._ledger = FrameCounts(channel, metrics)
+        self._status = status
         self._mode: Mode = mode
         self._child: DecodingChild | None = None
         self._closed = False
@@ -167,7 +166,7 @@ class FileSource:
     async def samples(self) -> AsyncGenerator[Sample, None]:
         """Raises MediaError where the file cannot be read."""
         name = f"decode-{self.channel}"
-        buffer = SampleBuffer(self._ledger, wait=True)
+        buffer = SampleBuffer(self._status, wait=True)
         async with aclosing(read_in_thread(buffer, self._read, self._halt, name)) as samples:
             async for sample in samples:
                 yield sample

@@ -22,7 +22,6 @@ from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.config.settings import Settings
 from monitor.errors import SnapshotRefused
 from monitor.evidence.keeper import EvidenceKeeper
-from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.sources import Sample
 from monitor.kafka.records import MS, FrameRecord, Headers
 from monitor.kafka.replay_points import ReplayPoint, ReplayPoints
@@ -69,7 +68,7 @@ class TopicChannel:
         self._watch = works.watch()
         self._slot = works.compute.slot()
         self._timeline = Timeline(name)
-        self._ledger = FrameCounts(name, works.metrics)
+        self._status = works.metrics.channels.of(name)
         self._starts = ReplayPoints()
         self._open: dict[str, Alert] = {}
         self._is_over = True  # nothing was seen since the last end
@@ -96,11 +95,11 @@ class TopicChannel:
         self.heard_s, self.is_changed, self.next_offset = time.monotonic(), True, record.offset + 1
         if record.is_end:
             return await self.end(record)
-        self._ledger.received()
+        self._status.count_received()
         before, position, seen_at = self._timeline.newest, self._timeline.position(), self._watch.seen_at
         place = self._timeline.place(record)
         if isinstance(place, str):
-            self._ledger.dropped(place)
+            self._status.count_dropped(place)
             return None
         outcome = await self._match(record, place)
         start = ReplayPoint(record.offset, place.second, position, None if seen_at is None else seen_at.isoformat())
@@ -200,10 +199,10 @@ class TopicChannel:
                 outcome = await self._slot.submit(frame, new_step)
         except Exception:  # it is this channel's own fault and second; the others go on
             logger.exception("channel %s begins anew: a second of it could not be matched", self.name)
-            self._ledger.dropped("failed")
+            self._status.count_dropped("failed")
             self._watch, self._is_over = self._works.watch(), True
             return Outcome(place.second, [alert.ended("failed") for alert in self._open.values()], record.seen_at)
-        self._ledger.processed()
+        self._status.count_processed()
         return outcome
 
     def _note(self, alerts: list[Alert]) -> None:

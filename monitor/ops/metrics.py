@@ -1,274 +1,310 @@
-"""Metrics: what the pipeline counts, as Prometheus families in a registry that the caller owns.
+"""Metrics: what Copywatch exports to Prometheus, in a registry that the caller owns.
 
-Labels are bounded: channel and sink (as many as are configured), stage, reason and result (few words of ours); never
-a reference, an address or an alert. The table in README.md is compared with this file by a test.
+Metrics are output only. State is in `ChannelStatuses` and `ProcessStatus`, which each scrape reads; the other counters,
+gauges and histograms are updated by the stage that knows and never read back. Labels are bounded: channel and sink (as
+many as are configured), stage, reason and result (a few words of ours); never a reference, a URL or an alert. A test
+compares the table in deploy/prometheus/README.md with this file.
 """
 
-import threading
-from collections.abc import Iterable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, ProcessCollector
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-# One second of one channel costs some 5-50 ms in a stage; beyond a second the stage cannot hold real time.
+from monitor.ops.channel_status import STATES, ChannelReport, ChannelStatuses
+from monitor.ops.process_status import ProcessStatus
+
+# One second of one channel takes 5-50 ms in a stage; above 1 s the stage cannot keep up with real time.
 STAGE_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 DELAY_BUCKETS_S = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)  # 1 s is the target
-# Four seconds go to the network's look ahead, so nothing is faster than that; 10 s is the target.
-LATENCY_BUCKETS_S = (4.0, 5.0, 6.0, 8.0, 10.0, 12.0, 15.0, 20.0, 30.0, 60.0)
 
 
-class _Together(Collector):
-    """Families whose samples are taken at one moment, while nothing moves between them."""
+@dataclass(frozen=True, slots=True)
+class MetricFamily:
+    """One metric: its name in PromQL, type, help text and labels."""
 
-    def __init__(self, moving: threading.Lock, *families: MetricWrapperBase) -> None:
-        self._moving = moving
-        self._families = families
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+Samples = Iterable[tuple[tuple[str, ...], float]]  # values of the labels after `channel`, then the value
+
+CHANNEL_FAMILIES: dict[MetricFamily, Callable[[ChannelReport], Samples]] = {
+    MetricFamily(
+        "copywatch_channel_up", "gauge", "1 while the channel delivers pictures, else 0.", ("channel",)
+    ): lambda report: [((), report.is_up)] if report.source_state else [],
+    MetricFamily(
+        "copywatch_channel_state",
+        "gauge",
+        "1 for the current state of the channel, 0 for the others.",
+        ("channel", "state"),
+    ): lambda report: [((state,), state == report.source_state) for state in STATES] if report.source_state else [],
+    MetricFamily(
+        "copywatch_frames_received_total", "counter", "Frames received, one per stream second.", ("channel",)
+    ): lambda report: [((), report.n_received)] if report.n_received else [],
+    MetricFamily(
+        "copywatch_frames_processed_total", "counter", "Frames matched; in the ingest role, published.", ("channel",)
+    ): lambda report: [((), report.n_processed)] if report.n_processed else [],
+    MetricFamily(
+        "copywatch_frames_dropped_total",
+        "counter",
+        "Frames received but not matched, by reason: overload, backward, repeated, late, failed, stopped.",
+        ("channel", "reason"),
+    ): lambda report: [((reason,), n) for reason, n in report.dropped.items()],
+    MetricFamily(
+        "copywatch_frames_waiting", "gauge", "Frames received and not matched yet.", ("channel",)
+    ): lambda report: [((), report.n_waiting)] if report.n_received else [],
+    MetricFamily(
+        "copywatch_reconnects_total", "counter", "Reconnects of the channel's source, by reason.", ("channel", "reason")
+    ): lambda report: [((reason,), n) for reason, n in report.reconnects.items()],
+    MetricFamily(
+        "copywatch_gap_seconds_total", "counter", "Stream seconds that were never received.", ("channel",)
+    ): lambda report: [((), report.gap_s)] if report.gap_s else [],
+    MetricFamily(
+        "copywatch_lag_seconds",
+        "gauge",
+        "Time from arrival to result of the newest matched frame.",
+        ("channel",),
+    ): lambda report: [((), report.lag_s)] if report.lag_s is not None else [],
+}
+BACKLOG = MetricFamily(
+    "copywatch_outbox_owed_events", "gauge", "Alert events that a sink has not accepted yet.", ("sink",)
+)
+LATENCY = MetricFamily(
+    "copywatch_detection_latency_seconds",
+    "histogram",
+    "Time from the first second of a copy on air to its alert; the main service level.",
+)
+
+
+class _StatusCollector(Collector):
+    """Exports the statuses. Every channel is read once per scrape, so that the counts of its frames agree."""
+
+    def __init__(self, channels: ChannelStatuses, process: ProcessStatus) -> None:
+        self._channels, self._process = channels, process
 
     def describe(self) -> Iterable[Metric]:
-        return [described for family in self._families for described in family.describe()]
+        return [Metric(_base(family), family.help, family.kind) for family in (*CHANNEL_FAMILIES, BACKLOG, LATENCY)]
 
     def collect(self) -> Iterable[Metric]:
-        with self._moving:
-            return [metric for family in self._families for metric in family.collect()]
+        reports = self._channels.reports()
+        for family, samples in CHANNEL_FAMILIES.items():
+            yield _channel_metric(family, samples, reports)
+        backlog = GaugeMetricFamily(BACKLOG.name, BACKLOG.help, labels=BACKLOG.labels)
+        for sink, n_events in self._process.backlog.items():
+            backlog.add_metric([sink], n_events)
+        yield backlog
+        yield self._latency()
+
+    def _latency(self) -> Metric:
+        histogram = self._process.detection_latency
+        buckets, n_all, sum_s = histogram.cumulative()
+        named = [(str(bound_s), float(n_within)) for bound_s, n_within in buckets]
+        metric = HistogramMetricFamily(LATENCY.name, LATENCY.help, [*named, ("+Inf", float(n_all))], sum_s)
+        metric.add_sample(f"{LATENCY.name}_created", {}, histogram.created_s)
+        return metric
+
+
+def _channel_metric(
+    family: MetricFamily, samples: Callable[[ChannelReport], Samples], reports: list[ChannelReport]
+) -> Metric:
+    if family.kind == "gauge":
+        gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
+        for report in reports:
+            for labels, value in samples(report):
+                gauge.add_metric([report.channel, *labels], float(value))
+        return gauge
+    counter = CounterMetricFamily(_base(family), family.help, labels=family.labels)
+    for report in reports:
+        for labels, value in samples(report):
+            counter.add_metric([report.channel, *labels], float(value), created=report.created_s)
+    return counter
+
+
+def _base(family: MetricFamily) -> str:
+    """The name without the suffix that prometheus_client adds to counters."""
+    return family.name.removesuffix("_total") if family.kind == "counter" else family.name
 
 
 class Metrics:
-    """Every family that Copywatch exports, each updated by the stage that knows."""
+    """Every metric that Copywatch exports. `channels` and `process` hold state; all else is only counted."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, channels: ChannelStatuses | None = None) -> None:
         self.registry = registry
-        per_channel = ["channel"]
-        self.channel_up = Gauge(
-            "copywatch_channel_up", "1 while the channel delivers pictures, else 0.", per_channel, registry=registry
+        self.channels = channels if channels is not None else ChannelStatuses()
+        self.process = ProcessStatus()
+        self.detection_latency = self.process.detection_latency
+        self.families = [*CHANNEL_FAMILIES, BACKLOG, LATENCY]
+        self._per_channel: list[Counter | Gauge] = []
+        registry.register(_StatusCollector(self.channels, self.process))
+
+        # --- channels
+        self.channels_held_back = self._gauge(
+            "copywatch_channels_held_back", "Channels that are not started because memory is nearly used up."
         )
-        self.channel_state = Gauge(
-            "copywatch_channel_state",
-            "1 for the state that the channel is in, 0 for the others.",
-            ["channel", "state"],
-            registry=registry,
-        )
-        self.channels_held_back = Gauge(
-            "copywatch_channels_held_back",
-            "Channels that are not watched yet because memory is nearly used up.",
-            registry=registry,
-        )
-        # These four are moved by ingest/ledger.py and scraped together: received = processed + dropped + waiting.
-        self.moving = threading.Lock()
-        self.frames_received = Counter(
-            "copywatch_frames_received_total", "Seconds of air that came.", per_channel, registry=None
-        )
-        self.frames_processed = Counter(
-            "copywatch_frames_processed_total", "Seconds of air that were matched.", per_channel, registry=None
-        )
-        self.frames_dropped = Counter(
-            "copywatch_frames_dropped_total",
-            "Seconds of air that came and were not matched: overload, backward, repeated, late, failed, stopped.",
-            ["channel", "reason"],
-            registry=None,
-        )
-        self.frames_waiting = Gauge(
-            "copywatch_frames_waiting", "Seconds of air that came and are not matched yet.", per_channel, registry=None
-        )
-        moved = (self.frames_received, self.frames_processed, self.frames_dropped, self.frames_waiting)
-        registry.register(_Together(self.moving, *moved))
-        self.low_information_seconds = Counter(
+        self.low_information_seconds = self._counter(
             "copywatch_low_information_seconds_total",
             "Seconds of black, flat or test pictures, which match nothing.",
-            per_channel,
-            registry=registry,
+            "channel",
         )
-        self.reconnects = Counter(
-            "copywatch_reconnects_total",
-            "Times that a channel was opened again, by reason.",
-            ["channel", "reason"],
-            registry=registry,
-        )
-        self.epochs = Counter(
+        self.epochs = self._counter(
             "copywatch_epochs_total",
-            "Times that a channel's clock began anew: at the start, after a jump or a long silence.",
-            per_channel,
-            registry=registry,
+            "Starts of a channel's stream clock: at the first frame, after a jump or a long silence.",
+            "channel",
         )
-        self.damaged_pictures = Counter(
-            "copywatch_damaged_pictures_total",
-            "Pictures that came out damaged, or not at all.",
-            per_channel,
-            registry=registry,
+        self.damaged_pictures = self._counter(
+            "copywatch_damaged_pictures_total", "Pictures that were decoded with errors or not at all.", "channel"
         )
-        self.gap_seconds = Counter(
-            "copywatch_gap_seconds_total", "Seconds of air that never came.", per_channel, registry=registry
-        )
-        self.stage_duration = Histogram(
-            "copywatch_stage_duration_seconds",
-            "Time a stage took for one second of a channel, by its share of the turn: encode, match, snapshot, keep.",
-            ["stage"],
-            buckets=STAGE_BUCKETS_S,
-            registry=registry,
-        )
-        self.detection_latency = Histogram(
-            "copywatch_detection_latency_seconds",
-            "From the copy's first second on air to its alert; the one service level that matters.",
-            buckets=LATENCY_BUCKETS_S,
-            registry=registry,
-        )
-        self.alert_delay = Histogram(
-            "copywatch_alert_delay_seconds",
-            "From the arrival of the second that decided an alert to its being handed to the sinks.",
-            buckets=DELAY_BUCKETS_S,
-            registry=registry,
-        )
-        self.alerts = Counter(
-            "copywatch_alerts_total",
-            "Alert events by kind (started, updated, ended, retracted), and whether the play is licensed (yes, no).",
-            ["channel", "event", "licensed"],
-            registry=registry,
-        )
-        self.suppressed = Counter(
-            "copywatch_alerts_suppressed_total",
-            "Copies that were not told, by reason: exclusion.",
-            ["channel", "reason"],
-            registry=registry,
-        )
-        self.reviews = Counter(
-            "copywatch_reviews_total",
-            "Reviews that were acted on, by decision: confirmed, false, licensed.",
-            ["decision"],
-            registry=registry,
-        )
-        self.open_paths = Gauge(
-            "copywatch_open_paths", "Alignment paths that are being walked.", per_channel, registry=registry
-        )
-        self.lag = Gauge(
-            "copywatch_lag_seconds",
-            "How long the newest matched second waited from its arrival to its outcome.",
-            per_channel,
-            registry=registry,
-        )
-        self.compute_busy = Counter(
-            "copywatch_compute_busy_seconds_total",
-            "Time that the computing thread worked; at one second a second it is overloaded.",
-            registry=registry,
-        )
-        self.event_loop_lag = Gauge(
-            "copywatch_event_loop_lag_seconds",
-            "How late the event loop woke, at most, in the last 15 s; beyond a second something holds it up.",
-            registry=registry,
-        )
-        self.references = Gauge("copywatch_references", "References that are searched.", registry=registry)
-        self.damaged_references = Gauge(
-            "copywatch_damaged_references",
-            "References that are not searched, since their bytes are damaged.",
-            registry=registry,
-        )
-        self.reference_seconds = Gauge(
-            "copywatch_reference_seconds", "Seconds of reference video that are searched.", registry=registry
-        )
-        self.index_generation = Gauge(
-            "copywatch_index_generation", "Generation of the index in use; grows with each change.", registry=registry
-        )
-        self.index_stale = Gauge(
-            "copywatch_index_stale_seconds",
-            "Time since the index in use was last seen to have all of the catalogue; some 1 s while all is well.",
-            registry=registry,
-        )
-        self.data_free = Gauge(
-            "copywatch_data_free_bytes", "Room that is left on the disk of data_dir.", registry=registry
-        )
-        self.data_size = Gauge("copywatch_data_size_bytes", "Size of the disk of data_dir.", registry=registry)
-        self.outbox_up = Gauge(
-            "copywatch_outbox_up", "1 while alerts and state can be kept on disk, else 0.", registry=registry
-        )
-        self.outbox_owed = Gauge(
-            "copywatch_outbox_owed_events", "Alert events that a sink has not taken yet.", ["sink"], registry=registry
-        )
-        self.outbox_unsaved = Gauge(
-            "copywatch_outbox_unsaved_events", "Alert events that wait in memory for the disk.", registry=registry
-        )
-        self.sink_failures = Counter(
-            "copywatch_sink_failures_total", "Times that a sink did not take alerts.", ["sink"], registry=registry
-        )
-        self.evidence_bytes = Gauge(
-            "copywatch_evidence_bytes", "Bytes that the evidence of alerts takes.", registry=registry
-        )
-        self.evidence_quota = Gauge("copywatch_evidence_quota_bytes", "Bytes that it may take.", registry=registry)
-        self.evidence_evicted = Counter(
-            "copywatch_evidence_evicted_total",
-            "Alerts whose evidence was let go, by reason: quota, age.",
-            ["reason"],
-            registry=registry,
-        )
-        self.evidence_failures = Counter(
-            "copywatch_evidence_failures_total",
-            "Times that evidence could not be kept, by reason: disk, overload, failed.",
-            ["reason"],
-            registry=registry,
-        )
-        self.restores = Counter(
+        self.open_paths = self._gauge("copywatch_open_paths", "Alignment paths that are open.", "channel")
+        self.restores = self._counter(
             "copywatch_restores_total",
-            "Channels that began with kept state, by what came of it: continued, replayed from its records, refused.",
-            ["channel", "result"],
-            registry=registry,
+            "Channels started with stored state, by result: continued, replayed (from Kafka records), refused.",
+            "channel",
+            "result",
         )
-        self.kafka_up = Gauge("copywatch_kafka_up", "1 while the broker answers, else 0.", registry=registry)
-        self.kafka_partitions = Gauge(
-            "copywatch_kafka_partitions", "Partitions of frames that this member reads.", registry=registry
+
+        # --- compute
+        self.stage_duration = self._histogram(
+            "copywatch_stage_duration_seconds",
+            "Time a stage took for one frame, as its share of the batch: encode, match, snapshot, keep.",
+            STAGE_BUCKETS_S,
+            "stage",
         )
-        per_partition = ["partition"]
-        self.kafka_lag_records = Gauge(
-            "copywatch_kafka_lag_records",
-            "Records of a partition that came and are not matched.",
-            per_partition,
-            registry=registry,
+        self.compute_busy = self._counter(
+            "copywatch_compute_busy_seconds_total",
+            "Time that the compute thread worked; at 1 s per second it is overloaded.",
         )
-        self.kafka_lag_seconds = Gauge(
+        self.event_loop_lag = self._gauge(
+            "copywatch_event_loop_lag_seconds",
+            "Maximum delay of the event loop in the last 15 s; above 1 s something blocks it.",
+        )
+
+        # --- alerts
+        self.alert_delay = self._histogram(
+            "copywatch_alert_delay_seconds",
+            "Time from the arrival of the frame that decided an alert to its hand-over to the sinks.",
+            DELAY_BUCKETS_S,
+        )
+        self.alerts = self._counter(
+            "copywatch_alerts_total",
+            "Alert events by type (started, updated, ended, retracted) and whether the play is licensed (yes, no).",
+            "channel",
+            "event",
+            "licensed",
+        )
+        self.suppressed = self._counter(
+            "copywatch_alerts_suppressed_total",
+            "Copies found but not alerted, by reason: exclusion.",
+            "channel",
+            "reason",
+        )
+        self.reviews = self._counter(
+            "copywatch_reviews_total", "Reviews that were applied, by decision: confirmed, false, licensed.", "decision"
+        )
+
+        # --- references
+        self.references = self._gauge("copywatch_references", "References in the index.")
+        self.damaged_references = self._gauge(
+            "copywatch_damaged_references", "References left out of the index because their files are damaged."
+        )
+        self.reference_seconds = self._gauge("copywatch_reference_seconds", "Seconds of reference video in the index.")
+        self.index_generation = self._gauge(
+            "copywatch_index_generation", "Generation of the index in use; grows with each change."
+        )
+        self._gauge(
+            "copywatch_index_stale_seconds",
+            "Time since the index was last known to contain the whole catalogue; normally about 1 s.",
+        ).set_function(lambda: self.process.index_stale_s)
+
+        # --- storage and sinks
+        self.data_free = self._gauge("copywatch_data_free_bytes", "Free space on the disk of data_dir.")
+        self.data_size = self._gauge("copywatch_data_size_bytes", "Size of the disk of data_dir.")
+        self.outbox_up = self._gauge("copywatch_outbox_up", "1 while alerts and state can be written to disk, else 0.")
+        self.outbox_unsaved = self._gauge(
+            "copywatch_outbox_unsaved_events", "Alert events in memory that are not on disk yet."
+        )
+        self.sink_failures = self._counter(
+            "copywatch_sink_failures_total", "Failed attempts to send alerts to a sink.", "sink"
+        )
+        self._gauge("copywatch_evidence_bytes", "Bytes used by the evidence of alerts.").set_function(
+            lambda: self.process.evidence_bytes
+        )
+        self.evidence_quota = self._gauge("copywatch_evidence_quota_bytes", "Limit for the bytes used by evidence.")
+        self.evidence_evicted = self._counter(
+            "copywatch_evidence_evicted_total", "Alerts whose evidence was deleted, by reason: quota, age.", "reason"
+        )
+        self.evidence_failures = self._counter(
+            "copywatch_evidence_failures_total",
+            "Failures to store evidence, by reason: disk, overload, failed.",
+            "reason",
+        )
+        self.webhook_deliveries = self._counter(
+            "copywatch_webhook_deliveries_total",
+            "Attempts to deliver a message to a webhook, by result: taken, failed.",
+            "result",
+        )
+        self.webhooks_waiting = self._gauge("copywatch_webhook_waiting_messages", "Messages queued for webhooks.")
+
+        # --- Kafka
+        self.kafka_up = self._gauge("copywatch_kafka_up", "1 while the broker answers, else 0.")
+        self.kafka_partitions = self._gauge("copywatch_kafka_partitions", "Partitions assigned to this member.")
+        self.kafka_lag_records = self._gauge(
+            "copywatch_kafka_lag_records", "Records of a partition that are not matched yet.", "partition"
+        )
+        self.kafka_lag_seconds = self._gauge(
             "copywatch_kafka_lag_seconds",
-            "Age of the oldest record of a partition that is not matched.",
-            per_partition,
-            registry=registry,
+            "Age of the oldest record of a partition that is not matched yet.",
+            "partition",
         )
-        self.kafka_rebalances = Counter(
-            "copywatch_kafka_rebalances_total", "Times that partitions were spread anew.", registry=registry
+        self.kafka_rebalances = self._counter("copywatch_kafka_rebalances_total", "Rebalances of the consumer group.")
+        self.kafka_retakes = self._counter(
+            "copywatch_kafka_retakes_total", "Restarts of a partition from its stored state, after a fault."
         )
-        self.kafka_retakes = Counter(
-            "copywatch_kafka_retakes_total",
-            "Times that a partition was taken up again from what is kept, after a fault.",
-            registry=registry,
+        self.kafka_dead_letters = self._counter(
+            "copywatch_kafka_dead_letters_total", "Invalid records moved to the dead-letter topic, by reason.", "reason"
         )
-        self.kafka_dead_letters = Counter(
-            "copywatch_kafka_dead_letters_total",
-            "Records that cannot be used, by reason.",
-            ["reason"],
-            registry=registry,
-        )
-        self.kafka_skipped_records = Counter(
+        self.kafka_skipped_records = self._counter(
             "copywatch_kafka_skipped_records_total",
             "Records that were never read: live (too far behind), expired (deleted by the broker).",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
-        self.webhook_deliveries = Counter(
-            "copywatch_webhook_deliveries_total",
-            "Tries to deliver a message to a webhook, by what came of it: taken, failed.",
-            ["result"],
-            registry=registry,
-        )
-        self.webhooks_waiting = Gauge(
-            "copywatch_webhook_waiting_messages", "Messages that webhooks have not taken yet.", registry=registry
-        )
-        self.build_info = Gauge(
-            "copywatch_build_info", "Always 1; the labels say what runs.", ["version", "model"], registry=registry
+
+        self.build_info = self._gauge(
+            "copywatch_build_info", "Always 1; the labels hold the version and the model.", "version", "model"
         )
         ProcessCollector(registry=registry)  # process_cpu_seconds_total, process_resident_memory_bytes, ...
 
-    def alert_told(self, channel: str, type_: str, licence: str | None) -> None:
+    def count_alert(self, channel: str, type_: str, licence: str | None) -> None:
         """Counts an alert event."""
         self.alerts.labels(channel, type_.removeprefix("alert."), "no" if licence is None else "yes").inc()
 
     def forget(self, channel: str) -> None:
-        """Drops every series of a channel that is no longer watched."""
-        for family in vars(self).values():
-            if isinstance(family, MetricWrapperBase) and "channel" in family._labelnames:
-                place = family._labelnames.index("channel")
-                for labels in [one for one in family._metrics if one[place] == channel]:
-                    family.remove(*labels)
+        """Drops the status and every series of a channel that is no longer monitored."""
+        self.channels.forget(channel)
+        for metric in self._per_channel:
+            metric.remove_by_labels({"channel": channel})
+
+    def _counter(self, name: str, help: str, *labels: str) -> Counter:
+        self.families.append(MetricFamily(name, "counter", help, labels))
+        metric = Counter(name, help, labels, registry=self.registry)
+        if "channel" in labels:
+            self._per_channel.append(metric)
+        return metric
+
+    def _gauge(self, name: str, help: str, *labels: str) -> Gauge:
+        self.families.append(MetricFamily(name, "gauge", help, labels))
+        metric = Gauge(name, help, labels, registry=self.registry)
+        if "channel" in labels:
+            self._per_channel.append(metric)
+        return metric
+
+    def _histogram(self, name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+        self.families.append(MetricFamily(name, "histogram", help, labels))
+        return Histogram(name, help, labels, buckets=buckets, registry=self.registry)

@@ -25,7 +25,6 @@ from prometheus_client import CollectorRegistry
 
 from monitor import __version__
 from monitor.config.settings import ChannelSettings, KafkaSettings, Settings
-from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.sources import Sample, Source
 from monitor.kafka.broker import (
     ANSWER_S,
@@ -142,7 +141,7 @@ async def _publish(
     source: Source, packing: _Packing, publisher: Publisher, metrics: Metrics, goes_on: Callable[[], bool]
 ) -> None:
     """All of one source, then the word that it has ended, unless somebody else goes on with it."""
-    ledger, lag = FrameCounts(source.channel, metrics), metrics.lag.labels(source.channel)
+    status = metrics.channels.of(source.channel)
     last: Sample | None = None
     async with aclosing(source.samples()) as samples:
         async for sample in samples:
@@ -150,11 +149,11 @@ async def _publish(
             try:
                 sent = await publisher.send(await packing.pack(sample))
             finally:
-                ledger.processed() if sent else ledger.dropped("stopped")
+                status.count_processed() if sent else status.count_dropped("stopped")
             if not sent:
                 break
             last = sample
-            lag.set((datetime.now(UTC) - sample.arrived_at).total_seconds())
+            status.set_lag((datetime.now(UTC) - sample.arrived_at).total_seconds())
     if last is not None and not goes_on():
         pts_ms = last.second * MS + MS - 1
         await publisher.send(end_of(source.channel, pts_ms, last.epoch.name, datetime.now(UTC)))

@@ -25,6 +25,7 @@ from monitor.evidence.keeper import keeper_of
 from monitor.ingest.latest_frames import LatestFrames
 from monitor.ingest.sources import Source
 from monitor.kafka.alert_topic import KafkaSink, follow_alerts
+from monitor.ops.channel_status import ChannelStatuses
 from monitor.ops.health import Health, Worker
 from monitor.ops.heartbeat import beat
 from monitor.ops.metrics import Metrics
@@ -61,19 +62,20 @@ async def serve(
     stop: asyncio.Event | None = None,
     ends_on_stop: bool = False,
     real_time: bool = True,
+    statuses: ChannelStatuses | None = None,
 ) -> None:
     """Watches every channel until SIGTERM, SIGINT or `stop`; `on_ready` is told the address of health and metrics.
 
     A stop is a pause: what is open stays open and goes on with the next start, unless `ends_on_stop`.
     Channels that come into or go from the file `config` are started and stopped within seconds. Without `real_time`
-    a stream is read as fast as it comes.
+    a stream is read as fast as it comes. `statuses` are written while it runs, for a caller that reads them.
     """
     stop = stop or asyncio.Event()
     stop_on_signals(stop)
     web = settings.web
     check_exposure(web.host, Tokens(settings.data_dir))
     listeners = listeners_of(web)
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics(CollectorRegistry(), statuses)
     tell_disk(metrics, settings.data_dir)
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
@@ -116,7 +118,7 @@ async def serve(
         emitted=dispatcher.emitted,
     )
     face = WebApp(station)
-    apps = face.app, create_probes(metrics.registry, health)
+    apps = face.app, create_probes(metrics, health)
     servers = [
         Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
         for app in apps[: len(listeners)]
@@ -126,7 +128,7 @@ async def serve(
         return stop.is_set() and not ends_on_stop
 
     def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
-        source = glimpses.of(open_source(channel, metrics, real_time=real_time))
+        source = glimpses.wrap(open_source(channel, metrics, real_time=real_time))
         thinking = ChannelMonitor(library, models, settings, metrics, evidence)
         work = partial(run_stream, source, thinking, dispatcher, compute, metrics, is_paused)
         return source, keep_watching(
@@ -135,7 +137,10 @@ async def serve(
 
     try:
         async with asyncio.TaskGroup() as tasks:
-            roster, following = ChannelRoster(tasks, watch, metrics), list[asyncio.Task[None]]()
+            roster, following = (
+                ChannelRoster(tasks, watch, metrics, on_removed=glimpses.forget),
+                list[asyncio.Task[None]](),
+            )
             dispatching = tasks.create_task(dispatcher.run())
             for server, listener in zip(servers, listeners, strict=True):
                 tasks.create_task(server.serve([listener]))

@@ -230,7 +230,7 @@ class ChannelMonitor:
 
     def _add_gap(self, epoch: ChannelEpoch, gap: Gap) -> None:
         self._gaps.append(gap)
-        self._metrics.gap_seconds.labels(epoch.channel).inc(gap.seconds)
+        self._metrics.channels.of(epoch.channel).add_gap(gap.seconds)
 
     def _match(self, epoch: _Epoch, live: LiveSecond) -> MatchStep[list[Alert]]:
         index, matcher, book = self._library.index, epoch.matcher, epoch.book  # one generation for all of this second

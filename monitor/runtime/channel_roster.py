@@ -8,6 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 
 from monitor.config.settings import ChannelSettings, load_settings
@@ -15,6 +16,7 @@ from monitor.errors import ConfigError
 from monitor.ingest.live_source import LiveSource
 from monitor.ingest.sources import FileSource, Source
 from monitor.ops.backoff import Backoff
+from monitor.ops.channel_status import ChannelStatus
 from monitor.ops.logs import channel_logs
 from monitor.ops.memory_limits import MemoryLimit, memory_limits
 from monitor.ops.metrics import Metrics
@@ -32,7 +34,8 @@ def open_source(channel: ChannelSettings, metrics: Metrics, *, real_time: bool =
     """The source for a channel's address: a network stream, or a file that is played once."""
     if "://" in channel.url and not channel.url.startswith("file://"):
         return LiveSource(channel, metrics, real_time=real_time)
-    return FileSource(channel.name, Path(channel.url.removeprefix("file://")), metrics, mode=channel.mode)
+    status = metrics.channels.of(channel.name)
+    return FileSource(Path(channel.url.removeprefix("file://")), status, mode=channel.mode)
 
 
 class ChannelRoster:
@@ -47,11 +50,13 @@ class ChannelRoster:
         watch: Callable[[ChannelSettings], tuple[Source, Coroutine[None, None, None]]],
         metrics: Metrics,
         limits: Callable[[], list[MemoryLimit]] = memory_limits,
+        on_removed: Callable[[str], None] = lambda channel: None,
     ) -> None:
         self._tasks = tasks
         self._watch = watch
         self._metrics = metrics
         self._limits = limits
+        self._on_removed = on_removed  # called once nothing is read from the channel any more
         self._watched: dict[str, tuple[ChannelSettings, Source, asyncio.Task[None]]] = {}
         self._begun: deque[float] = deque()  # when the youngest channels began
         self._held_back: list[ChannelSettings] = []
@@ -65,6 +70,7 @@ class ChannelRoster:
         for name in gone:
             del self._watched[name]
             self._metrics.forget(name)
+            self._on_removed(name)
         self._held_back = [channel for channel in wanted if channel.name not in self._watched]
         self._admit()
         if self._held_back and (self._admitting is None or self._admitting.done()):
@@ -78,7 +84,9 @@ class ChannelRoster:
         while self._held_back and (self._room() > 0 or not self._watched):
             channel = self._held_back.pop(0)
             source, watching = self._watch(channel)
-            self._watched[channel.name] = channel, source, self._tasks.create_task(watching)
+            task = self._tasks.create_task(watching)
+            task.add_done_callback(partial(_end, self._metrics.channels.of(channel.name)))
+            self._watched[channel.name] = channel, source, task
             self._begun.append(time.monotonic())
         self._metrics.channels_held_back.set(len(self._held_back))
 
@@ -103,6 +111,10 @@ class ChannelRoster:
     def watched(self) -> list[tuple[ChannelSettings, bool]]:
         """The channels, and whether each has come to its end, as a file does."""
         return [(channel, task.done()) for channel, _, task in list(self._watched.values())]
+
+
+def _end(status: ChannelStatus, task: object) -> None:
+    status.end()
 
 
 async def reload(config: Path | None, data_dir: Path, roster: ChannelRoster) -> None:

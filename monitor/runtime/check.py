@@ -65,7 +65,7 @@ async def _check_file(
             segments.append(alert)
 
     compute = Batcher(models, metrics)
-    source = FileSource(channel, path, metrics)
+    source = FileSource(path, metrics.channels.of(channel))
     watch = _Reporting(library, models, settings, metrics, lambda s: progress(s, duration_s) if progress else None)
     try:
         await run_stream(source, watch, CallbackDelivery(keep), compute, metrics)

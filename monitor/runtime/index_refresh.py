@@ -42,8 +42,7 @@ async def follow(
     keeper: IndexKeeper, library: ActiveLibrary, metrics: Metrics, problems: dict[str, str], worker: Worker
 ) -> None:
     """Swaps in a new index soon after the catalogue changed; matching goes on with the old one meanwhile."""
-    whole_at = time.monotonic()
-    metrics.index_stale.set_function(lambda: time.monotonic() - whole_at)  # it grows while nobody answers, too
+    metrics.process.index_checked_s = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
         merging: asyncio.Task[None] | None = None
         while True:
@@ -54,7 +53,8 @@ async def follow(
                 worker.given(asking)
                 index = await asking
                 _swap(library, index, metrics)
-                whole_at = asked_at if keeper.is_whole else whole_at
+                if keeper.is_whole:
+                    metrics.process.index_checked_s = asked_at
                 problems.pop("index", None)
             except Exception as error:
                 if problems.get("index") != str(error):

@@ -19,7 +19,6 @@ from monitor.alerting.alerts import STARTED
 from monitor.alerting.outbox import OutboxEntry
 from monitor.errors import MonitorError
 from monitor.ingest.clock import MAX_SILENCE_S
-from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.sources import Position, Sample, Source
 from monitor.ops.metrics import Metrics
 from monitor.runtime.batcher import Batcher
@@ -83,8 +82,7 @@ class _SourceRunner:
         self._batcher = batcher
         self._outcomes = outcomes
         self._slot = batcher.slot()
-        self._frame_counts = FrameCounts(source.channel, metrics)
-        self._lag = metrics.lag.labels(source.channel)
+        self._status = metrics.channels.of(source.channel)
         self._is_paused = is_paused
         self._stores_snapshots = stores_snapshots
         self._position: Position = {}
@@ -120,10 +118,10 @@ class _SourceRunner:
         try:
             outcome = await self._slot.submit(sample.frame, partial(self._monitor.match_step, sample), add_snapshot)
         except BaseException as failed:
-            self._frame_counts.dropped("stopped" if isinstance(failed, asyncio.CancelledError) else "failed")
+            self._status.count_dropped("stopped" if isinstance(failed, asyncio.CancelledError) else "failed")
             raise
-        self._frame_counts.processed()
-        self._lag.set((datetime.now(UTC) - sample.arrived_at).total_seconds())
+        self._status.count_processed()
+        self._status.set_lag((datetime.now(UTC) - sample.arrived_at).total_seconds())
         self._newest_s, self._position = outcome.second, sample.position
         await self._put(outcome)
         self._sample_at = None if sample.epoch.began_at is None else time.monotonic()
@@ -177,7 +175,7 @@ async def _deliver(
 def count_alerts(channel: str, outcome: Outcome, metrics: Metrics) -> None:
     """Counts the alerts of an outcome, just before they are emitted."""
     for alert in outcome.alerts:
-        metrics.alert_told(channel, alert.type, alert.licence)
+        metrics.count_alert(channel, alert.type, alert.licence)
         if alert.type == STARTED:
             waited_s = (datetime.now(UTC) - outcome.arrived_at).total_seconds()
             metrics.detection_latency.observe(alert.detected_at - alert.channel_start + waited_s)

@@ -81,7 +81,7 @@ class WebApp:
             exception_handlers=EXCEPTION_HANDLERS,
         )
         self.app.state.context = context
-        self.app.include_router(probes(context.metrics.registry, context.health))
+        self.app.include_router(probes(context.metrics, context.health))
         for router in (*API_ROUTERS, dashboard.router):
             self.app.include_router(router)
         self.app.add_middleware(Idempotency, replies=Replies(context.settings.data_dir))

@@ -61,7 +61,7 @@ class AppContext:
         self.history = History(data_dir)
         self.tokens = Tokens(data_dir)
         self.gatekeeper = Gatekeeper(self.tokens)
-        self.board = ChannelBoard(self.channels, self.metrics, self.history)
+        self.board = ChannelBoard(self.channels, self.metrics.channels, self.history)
         self.feed = EventFeed(self.history, self.rights, self.evidence, self.board, self.contents, self.emitted)
         self.registrar = Registrar(Jobs(data_dir), self.settings)
         self.webhook_sender = WebhookSender(
@@ -85,8 +85,8 @@ class AppContext:
     def contents(self) -> Contents:
         """What the library holds; read again only after a change."""
         with self._contents_lock, self.catalog() as catalog:
-            tally = catalog.tally()
-            if self._contents is None or not tally or self._contents.tally != tally:
+            checksum = catalog.checksum()
+            if self._contents is None or not checksum or self._contents.checksum != checksum:
                 self._contents = catalog.contents()
             return self._contents
 

@@ -1,21 +1,23 @@
-"""What orchestrators and Prometheus ask of any role, without a token: /livez, /readyz and /metrics.
+"""The endpoints that every role serves without a token: /livez, /readyz, /channelz and /metrics.
 
-`/livez` is 503 only where a restart would mend it: the event loop or a vital worker hangs. `/readyz` is 503 with the
-reasons while matching or telling is not to be relied on; `?verbose` lists every check. One dead channel is no reason.
+`/livez` is 503 only where a restart would help: the event loop or a vital worker hangs. `/readyz` is 503 with the
+reasons while matching or alerting cannot be relied on; `?verbose` lists every check. A channel that is down is no
+reason. `/channelz` has the state of each channel, for `copywatch channels list`.
 """
 
 from __future__ import annotations
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
-from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from monitor.ops.health import Health
+from monitor.ops.metrics import Metrics
+from monitor.ops.timestamps import rfc3339
 
 
-def probes(registry: CollectorRegistry, health: Health) -> APIRouter:
-    """The three routes; `health` is asked on the event loop and does not block."""
+def probes(metrics: Metrics, health: Health) -> APIRouter:
+    """The four routes. `health` and the channel statuses are read on the event loop; that does not block."""
     router = APIRouter(include_in_schema=False)
 
     @router.get("/livez")
@@ -33,16 +35,24 @@ def probes(registry: CollectorRegistry, health: Health) -> APIRouter:
             reply["checks"] = {name: complaint or "ok" for name, complaint in health.checks.items()}
         return JSONResponse(reply, status_code=503 if problems else 200)
 
+    @router.get("/channelz")
+    async def channelz() -> JSONResponse:
+        channels = {
+            report.channel: {"state": report.state, "reason": report.reason, "since": rfc3339(report.since)}
+            for report in metrics.channels.reports()
+        }
+        return JSONResponse({"channels": channels})
+
     @router.get("/metrics")
-    def metrics(request: Request) -> Response:  # a plain def: rendering runs in a thread, not on the loop
+    def scrape(request: Request) -> Response:  # a plain def: rendering runs in a thread, not on the loop
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), media_type=content_type)
+        return Response(encode(metrics.registry), media_type=content_type)
 
     return router
 
 
-def create_probes(registry: CollectorRegistry, health: Health) -> FastAPI:
-    """An application of nothing else, for an address of its own."""
+def create_probes(metrics: Metrics, health: Health) -> FastAPI:
+    """An application with these routes only, for a port of its own."""
     app = FastAPI(title="Copywatch", openapi_url=None, docs_url=None, redoc_url=None)
-    app.include_router(probes(registry, health))
+    app.include_router(probes(metrics, health))
     return app

@@ -22,7 +22,7 @@ from monitor.web.probes import create_probes
 async def answering(web: WebSettings, metrics: Metrics, health: Health) -> AsyncGenerator[str, None]:
     """Answers probes and scrapes while open, beats, and feeds systemd's watchdog; gives the address."""
     listeners = listeners_of(web)
-    app = create_probes(metrics.registry, health)
+    app = create_probes(metrics, health)
     quiet = uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5)
     servers = [Server(quiet) for _ in listeners]
     async with asyncio.TaskGroup() as tasks:

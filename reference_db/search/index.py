@@ -191,7 +191,7 @@ class IndexKeeper:
         """
         was_there = self._current is not None and self._current.generation != 0
         with self._lock, Catalog.open(self._data_dir, must_exist=was_there) as catalog:
-            of_now = (catalog.generation(), catalog.tally())
+            of_now = (catalog.generation(), catalog.checksum())
             if self._current is not None and self._is_whole and of_now == self._made_of:
                 return self._current
             contents = self._contents(catalog)
@@ -306,7 +306,7 @@ class IndexKeeper:
                 self._made_of[0],
                 contents.generation,
             )
-        self._made_of = (contents.generation, contents.tally)
+        self._made_of = (contents.generation, contents.checksum)
         self._source.keep_open({key_of(reference) for reference in references})
         self._current = ReferenceIndex(references, generation, self._parts, self._source, damaged)
         return self._current

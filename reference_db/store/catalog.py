@@ -1,16 +1,16 @@
-"""The library on disk: which references there are, and the features and thumbnails of each.
+"""The library on disk: its references, and the features and thumbnails of each.
 
     catalog.sqlite                            one row per reference, the generation, which grows with every change, and
-                                              a tally over all rows
+                                              a checksum over all rows
     features/ID.HASH.safetensors              rows and informative seconds (references.py), SHA-256 in the row
     thumbnails/ID.HASH.jpegs                  one small JPEG per second, SHA-256 in the row
-    writer.lock                               held by the one process that may write
+    writer.lock                               locked by the one process that may write
 
-A reference is there once its row is: the files are written aside, synced and renamed before it, and files without a
-row are cleared away when the next writer opens the library. So whenever the power fails, a reference that was
-acknowledged is whole, and one that was not is not there. Every row and file carries a hash, and bytes that do not
-fit theirs raise DamagedReference; a row that is gone no longer fits the tally. The write-ahead log is emptied after
-each change, since SQLite would take a damaged one for one that was never finished.
+A reference exists once its row does: its files are written, synced and renamed before the row, and the next writer that
+opens the library removes files without a row. So whenever the power fails, a reference that was acknowledged is
+complete, and one that was not does not exist. Every row and file has a hash, and bytes that do not match it raise
+DamagedReference; a missing row breaks the checksum. Each change ends with a checkpoint that empties the write-ahead
+log, since SQLite would treat a damaged log as one that was never finished.
 """
 
 import hashlib
@@ -29,8 +29,8 @@ import apsw
 from reference_db.errors import DamagedReference, ReferenceExists, StorageError, UnknownReference
 from reference_db.store.disk import (
     REPAIR,
+    create_directories,
     lock_for_writing,
-    make_directories,
     storage_errors,
     sync_directory,
     write_file,
@@ -41,28 +41,28 @@ from reference_db.store.references import (
     ReferenceFeatures,
     ReferenceId,
     check_id,
-    check_words,
-    features_of,
-    packed,
+    check_texts,
+    pack,
+    read_features,
 )
 from reference_db.store.sqlite import connect, transaction
 from reference_db.store.tables import (
+    CatalogChecksum,
+    RecoveredCatalog,
     Row,
-    Salvage,
-    Tally,
+    checksum_of,
+    checksum_problem,
+    create_database,
     generation_of,
-    hashed,
-    is_made,
-    is_right,
-    make,
+    has_tables,
+    is_valid,
+    recover_catalog,
     reference_of,
     row_of,
-    salvage,
-    select,
-    tally_of,
-    tally_problem,
+    select_rows,
+    with_hash,
 )
-from reference_db.store.thumbnails import packed_thumbnails, thumbnail_in
+from reference_db.store.thumbnails import pack_thumbnails, read_thumbnail
 
 __all__ = ["FEATURE_SIZE", "Catalog", "Contents", "Reference", "ReferenceFeatures", "ReferenceId", "check_id"]
 
@@ -71,26 +71,26 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the library holds at one moment."""
+    """The content of the library at one moment."""
 
     generation: int
-    references: tuple[Reference, ...]  # those that may be searched, sorted by id
-    damaged: dict[ReferenceId, str]  # those that may not, each with what is wrong
-    problem: str | None  # what is wrong with the catalogue beyond that: rows are gone
-    # The hash of all that: a library put back from a backup may come to a known generation by another way.
-    tally: str = field(default="", compare=False)
+    references: tuple[Reference, ...]  # searchable ones, sorted by id
+    damaged: dict[ReferenceId, str]  # the others, each with its fault
+    problem: str | None  # damage of the catalogue beyond that, such as missing rows
+    # The hash of all that: a library restored from a backup may reach a known generation with other content.
+    checksum: str = field(default="", compare=False)
 
 
 class Catalog:
     """The library in one directory; use `Catalog.open`, in one thread at a time.
 
-    A reader sees each change as soon as it is committed, and an empty library where there is none yet.
+    A reader sees each change as soon as it is committed, and an empty library if there is none yet.
     """
 
     def __init__(self, data_dir: Path, lock: int | None, *, must_exist: bool = False) -> None:
         self.data_dir = data_dir
         self._must_exist = must_exist
-        self._fault: str | None = None  # of the disk, after which nothing more is written
+        self._fault: str | None = None  # a disk error, after which nothing more is written
         self._lock = lock
         self._connection: apsw.Connection | None = None
 
@@ -98,45 +98,44 @@ class Catalog:
     def open(cls, data_dir: Path, *, write: bool = False, must_exist: bool = False) -> Self:
         """The library in `data_dir`; only one process at a time may have it open to write (CatalogLocked).
 
-        To a reader a library that is not there is empty; with `must_exist` that is a StorageError, for one who has seen
-        it and must not take a disk that is gone for a library whose references are.
+        To a reader a missing library is empty; with `must_exist` it is a StorageError, for a reader that has seen it
+        before and must not confuse a lost disk with an empty library.
         """
         if not write:
             return cls(data_dir, None, must_exist=must_exist)
         with storage_errors(data_dir):
-            make_directories(data_dir)
+            create_directories(data_dir)
             catalog = cls(data_dir, lock_for_writing(data_dir))
         try:
             with storage_errors(data_dir):
-                # A change that a killed writer wrote to the log, but showed to nobody, may come to light as long as the
-                # log is not emptied; its files are no garbage till then.
+                # A change that a killed writer left in the log, invisible to readers, may become visible until the log
+                # is empty; its files must stay until then.
                 if catalog._connect_to_write():
-                    catalog._clear_away_garbage()
+                    catalog._remove_orphaned_files()
         except BaseException:
             catalog.close()
             raise
         return catalog
 
     @classmethod
-    def make_again(cls, data_dir: Path, choose: Callable[[Salvage], Iterable[Reference]]) -> Path:
-        """Puts a catalogue of the chosen references in the place of one that may be damaged, which is kept aside.
+    def rebuild(cls, data_dir: Path, choose: Callable[[RecoveredCatalog], Iterable[Reference]]) -> Path:
+        """Replaces a catalogue that may be damaged by one of the chosen references; the path of the old one's backup.
 
-        `choose` is told what can still be read and says which references there are; their files must be. Where the old
-        catalogue was kept comes back.
+        `choose` gets what can still be read and returns the references of the new one; their files must exist.
         """
         path = data_dir / "catalog.sqlite"
         with storage_errors(data_dir):
             lock = lock_for_writing(data_dir)
             try:
-                found = salvage(data_dir)
-                references = list(choose(found))
-                kept = _copied_aside(path)
-                # Monitors look whether the number is another one; the clock's is, where the old one is not known.
-                generation = int(time.time()) if found.generation is None else found.generation + 1
+                recovered = recover_catalog(data_dir)
+                references = list(choose(recovered))
+                backup = _back_up(path)
+                # Monitors reload when the generation differs; if the old one is unknown, the clock's surely does.
+                generation = int(time.time()) if recovered.generation is None else recovered.generation + 1
                 _create(path, references, generation)
             finally:
                 os.close(lock)
-        return kept
+        return backup
 
     def __enter__(self) -> Self:
         return self
@@ -147,7 +146,7 @@ class Catalog:
         self.close()
 
     def close(self) -> None:
-        """Lets go of the library; a writer's lock is free again."""
+        """Closes the library and releases the writer's lock."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -159,24 +158,24 @@ class Catalog:
         """A number that grows with every change; -1 while it is damaged."""
         return generation_of(self._select("library"))
 
-    def tally(self) -> str:
-        """A word that changes with every change; empty while it is damaged, and where there is no library yet."""
-        return tally_of(self._select("library"))
+    def checksum(self) -> str:
+        """A hash that changes with every change; empty if it is damaged or there is no library yet."""
+        return checksum_of(self._select("library"))
 
     def contents(self) -> Contents:
-        """All that is there, as of one moment: the references, the damaged among them, and whether rows are gone."""
+        """One consistent view: the references, the damaged ones, and whether rows are missing."""
         library, rows, quarantine = self._read()
         references, damaged = [], {ReferenceId(str(row[0])): str(row[1]) for row in quarantine}
         for row in rows:
-            if not is_right(row):
+            if not is_valid(row):
                 damaged[ReferenceId(str(row[0]))] = "its row in the catalogue has changed on disk"
             elif row[0] not in damaged:
                 references.append(reference_of(row))
-        problem = tally_problem(library, rows, quarantine)
-        return Contents(generation_of(library), tuple(references), damaged, problem, tally_of(library))
+        problem = checksum_problem(library, rows, quarantine)
+        return Contents(generation_of(library), tuple(references), damaged, problem, checksum_of(library))
 
     def references(self) -> tuple[Reference, ...]:
-        """All references that may be searched, sorted by id; `contents` tells the damaged ones."""
+        """All searchable references, sorted by id; `contents` has the damaged ones too."""
         return self.contents().references
 
     def get(self, id: ReferenceId) -> Reference:
@@ -184,23 +183,23 @@ class Catalog:
         return reference_of(self._row(id))
 
     def by_content(self, sha256: str) -> Reference | None:
-        """The reference made from a file with these bytes; one whose row is damaged is not believed."""
-        rows = [row for row in self._select("reference", "content_sha256", sha256) if is_right(row)]
+        """The reference of a video file with this hash; ignores damaged rows."""
+        rows = [row for row in self._select("reference", "content_sha256", sha256) if is_valid(row)]
         return reference_of(rows[0]) if rows else None
 
     def is_quarantined(self, id: ReferenceId) -> bool:
-        """Whether the reference is kept out of every search, since its features are damaged."""
+        """Whether the reference is excluded from search because its features are damaged."""
         return bool(self._select("quarantine", "id", id))
 
     def features(self, id: ReferenceId) -> ReferenceFeatures:
-        """The reference's features, as they were written, or DamagedReference."""
+        """The reference's features, verified, or DamagedReference."""
         while True:
             reference = self.get(id)
-            with suppress(UnknownReference):  # replaced meanwhile; where it was removed, `get` says so
+            with suppress(UnknownReference):  # replaced meanwhile; if it was removed, `get` raises
                 return self.exact_features(reference)
 
     def exact_features(self, reference: Reference) -> ReferenceFeatures:
-        """The features of this very reference, or DamagedReference; UnknownReference once it is removed or replaced."""
+        """The features of this version of the reference; DamagedReference, or UnknownReference once it is replaced."""
         try:
             content = self.features_path(reference).read_bytes()
         except OSError as error:
@@ -209,16 +208,16 @@ class Catalog:
             raise DamagedReference(reference.id, f"its feature file cannot be read ({error.strerror})") from error
         if hashlib.sha256(content).hexdigest() != reference.features_sha256:
             raise DamagedReference(reference.id, "its feature file has changed on disk")
-        return features_of(content)
+        return read_features(content)
 
     def thumbnail(self, id: ReferenceId, second: int) -> bytes | None:
-        """The JPEG that shows this second, or None where none was kept."""
+        """The JPEG of this second, or None if none is stored."""
         reference = self.get(id)
         if not reference.thumbnails_sha256 or not 0 <= second < reference.n_seconds:
             return None
         try:
             with self.thumbnails_path(reference).open("rb") as pack:
-                jpeg = thumbnail_in(pack, second)
+                jpeg = read_thumbnail(pack, second)
         except (OSError, ValueError) as error:
             if self.get(id) != reference:  # replaced meanwhile
                 return self.thumbnail(id, second)
@@ -229,59 +228,56 @@ class Catalog:
     def add(
         self, reference: Reference, features: ReferenceFeatures, thumbnails: Sequence[bytes] | None = None
     ) -> Reference:
-        """The reference as stored, with the hashes of its files; when this returns it is safe on disk.
+        """The reference as stored, with the hashes of its files; when this returns, it survives a power cut.
 
-        Raises ReferenceExists when the id is taken. Thumbnails are one JPEG per second, empty where there is none.
+        Raises ReferenceExists if the id is taken. Thumbnails are one JPEG per second, empty if it has none.
         """
         if self._select("reference", "id", check_id(reference.id)):
             raise ReferenceExists(f"The id {reference.id} is taken; choose another with --id, or remove it first.")
-        reference = self._store(reference, features, thumbnails, instead_of=None)
+        reference = self._store(reference, features, thumbnails, replaced=None)
         logger.info("added reference %s: %d s", reference.id, reference.n_seconds)
         return reference
 
     def replace(
         self, reference: Reference, features: ReferenceFeatures, thumbnails: Sequence[bytes] | None = None
     ) -> Reference:
-        """The reference as stored in place of the one that has its id, in one step: nobody sees neither or both."""
-        reference = self._store(reference, features, thumbnails, instead_of=self._row(reference.id))
+        """The reference as stored in place of the one with its id; readers see the old one or the new one."""
+        reference = self._store(reference, features, thumbnails, replaced=self._row(reference.id))
         logger.info("replaced reference %s: %d s", reference.id, reference.n_seconds)
         return reference
 
     def remove(self, id: ReferenceId) -> None:
-        """Takes the reference out, for good when this returns; UnknownReference if there is none.
-
-        A damaged one can be removed too.
-        """
+        """Removes the reference, damaged or not; durable when this returns. UnknownReference if there is none."""
         row = self._row(id)
         with storage_errors(self.data_dir):
-            self._change(minus=[row])
+            self._change_rows(remove=[row])
             self._remove_files(row, keep=None)
         logger.info("removed reference %s", id)
 
     def quarantine(self, reasons: dict[ReferenceId, str]) -> None:
-        """Makes these, and no others, the references that are kept out of every search until they are whole again."""
+        """Excludes exactly these references from search, until they are replaced or repaired."""
         stored = self._select("quarantine")
         if {row[0]: row[1] for row in stored} == reasons:
             return
         with storage_errors(self.data_dir):
-            self._change(minus=stored, plus=[hashed((id, reason)) for id, reason in sorted(reasons.items())])
+            self._change_rows(remove=stored, add=[with_hash((id, reason)) for id, reason in sorted(reasons.items())])
 
     def features_path(self, reference: Reference) -> Path:
-        """Where its features are."""
+        """The path of its feature file."""
         return self.data_dir / "features" / f"{reference.id}.{reference.features_sha256[:16]}.safetensors"
 
     def thumbnails_path(self, reference: Reference) -> Path:
-        """Where its thumbnails are, if it has any."""
+        """The path of its thumbnail file, if it has any thumbnails."""
         return self.data_dir / "thumbnails" / f"{reference.id}.{reference.thumbnails_sha256[:16]}.jpegs"
 
     def files(self) -> list[Path]:
-        """Every file of features and thumbnails, those of no reference too."""
+        """Every feature and thumbnail file, also those without a reference."""
         with storage_errors(self.data_dir):
             folders = [self.data_dir / name for name in ("features", "thumbnails")]
             return sorted(path for folder in folders if folder.is_dir() for path in folder.iterdir())
 
-    def faults(self) -> list[str]:
-        """What SQLite itself finds wrong with the catalogue's pages."""
+    def integrity_errors(self) -> list[str]:
+        """What SQLite's own integrity check reports."""
         with storage_errors(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return []
@@ -293,75 +289,76 @@ class Catalog:
         reference: Reference,
         features: ReferenceFeatures,
         thumbnails: Sequence[bytes] | None,
-        instead_of: Row | None,
+        replaced: Row | None,
     ) -> Reference:
-        check_words(reference.title, reference.owner, reference.tags)
+        check_texts(reference.title, reference.owner, reference.tags)
         if len(features.rows) != reference.n_seconds or (thumbnails and len(thumbnails) != reference.n_seconds):
             raise ValueError(f"{reference.id}: features and thumbnails must be {reference.n_seconds} seconds long")
-        pictures = packed_thumbnails(thumbnails) if thumbnails else None
-        shown = "" if pictures is None else hashlib.sha256(pictures).hexdigest()
-        reference = replace(reference, features_sha256="", thumbnails_sha256=shown)
-        content = packed(reference, features)
+        pictures = pack_thumbnails(thumbnails) if thumbnails else None
+        thumbnails_sha256 = "" if pictures is None else hashlib.sha256(pictures).hexdigest()
+        reference = replace(reference, features_sha256="", thumbnails_sha256=thumbnails_sha256)
+        content = pack(reference, features)
         reference = replace(reference, features_sha256=hashlib.sha256(content).hexdigest())
         with storage_errors(self.data_dir):
             self._check_writable()
             if pictures is not None:
                 write_file(self.thumbnails_path(reference), pictures)
             write_file(self.features_path(reference), content)
-            self._change(minus=[instead_of] if instead_of else [], plus=[row_of(reference)])
-            if instead_of:
-                self._remove_files(instead_of, keep=reference)
+            self._change_rows(remove=[replaced] if replaced else [], add=[row_of(reference)])
+            if replaced:
+                self._remove_files(replaced, keep=reference)
         return reference
 
-    def _change(self, *, minus: Sequence[Row] = (), plus: Sequence[Row] = ()) -> None:
-        """Takes these rows out and puts those in, with the tally and the next generation: all of it or nothing.
+    def _change_rows(self, *, remove: Sequence[Row] = (), add: Sequence[Row] = ()) -> None:
+        """Removes and adds these rows in one transaction, with the checksum and the next generation.
 
-        Rows of three columns are the quarantine's, the others the references'. Taking a reference out ends its
+        Rows of three columns belong to the quarantine, the others are references. Removing a reference ends its
         quarantine.
         """
         self._check_writable()
         assert self._connection is not None
         try:
             with transaction(self._connection) as db:
-                tally = Tally.read(db)
-                for row in minus:
-                    tally.take(select(db, "quarantine", "id", row[0]))
+                checksum = CatalogChecksum.read(db)
+                for row in remove:
+                    checksum.subtract(select_rows(db, "quarantine", "id", row[0]))
                     db.execute("DELETE FROM quarantine WHERE id = ?", (row[0],))
                     if len(row) > 3:
-                        tally.take([row])
+                        checksum.subtract([row])
                         db.execute("DELETE FROM reference WHERE id = ?", (row[0],))
-                for row in plus:
+                for row in add:
                     table = "quarantine VALUES (?, ?, ?)" if len(row) == 3 else "reference VALUES (?, ?, ?, ?, ?)"
                     db.execute(f"INSERT INTO {table}", row)
-                    tally.put(row)
-                if not all(map(is_right, minus)):
-                    tally.recount(db)
-                tally.write(db)
+                    checksum.add(row)
+                if not all(map(is_valid, remove)):
+                    checksum.recount(db)
+                checksum.write(db)
         except (apsw.IOError, apsw.FullError) as error:
-            # Whether it was committed is not known any more, and a failed sync must not be tried again: whoever opens
-            # the library next finds out.
+            # Whether it was committed is unknown now, and a failed sync must not be retried: the next open finds out.
             self._close_after(error)
             raise
         try:
-            self._empty_log()
+            self._checkpoint()
         except (apsw.IOError, apsw.FullError) as error:
-            logger.warning("the catalogue's log could not be emptied: %s", error)
-            self._close_after(error)  # what was committed stands, but nothing more goes through this connection
-            sync_directory(self.data_dir)  # it stands in the log, whose name must stay
+            logger.warning("checkpoint of the catalogue failed: %s", error)
+            self._close_after(error)  # the commit is valid, but this connection must not be used again
+            sync_directory(self.data_dir)  # the commit is in the log, whose name must survive a power cut
 
-    def _empty_log(self) -> bool:
-        """Moves the change from the log to its place; where a reader stands in the way, the next change does it."""
+    def _checkpoint(self) -> bool:
+        """Moves the change from the log to the database, or leaves that to the next change if a reader blocks it."""
         assert self._connection is not None
         try:
             self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         except apsw.BusyError:
-            logger.info("a reader holds the catalogue's log; it is emptied with the next change")
-            sync_directory(self.data_dir)  # the log's name must stay; that SQLite's own sync failed it would not say
+            logger.info("a reader blocks the checkpoint of the catalogue; the next change retries it")
+            sync_directory(
+                self.data_dir
+            )  # the log's name must survive; SQLite would not report that its own sync failed
             return False
         return True
 
     def _close_after(self, error: apsw.Error) -> None:
-        """Lets go of a library whose disk has failed, as it is: closing must not try once more what failed."""
+        """Closes a library whose disk has failed, without a checkpoint: it must not retry the failed write."""
         self._fault = str(error)
         if self._connection is not None:
             self._connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -370,22 +367,22 @@ class Catalog:
     def _check_writable(self) -> None:
         if self._fault:
             raise StorageError(
-                f"The library in {self.data_dir} was closed after a fault ({self._fault}); open it again."
+                f"The library in {self.data_dir} was closed after a disk error ({self._fault}); open it again."
             )
         if self._lock is None or self._connection is None:
             raise StorageError(f"The library in {self.data_dir} is open for reading only.")
 
     def _remove_files(self, row: Row, keep: Reference | None) -> None:
-        """Removes the files that this row named; the change stands, so what cannot go now goes at the next open."""
-        kept = {self.features_path(keep), self.thumbnails_path(keep)} if keep else set()
+        """Removes the files of this row; the change is committed, so the next open retries what fails now."""
+        needed = {self.features_path(keep), self.thumbnails_path(keep)} if keep else set()
         try:
-            for path in set(self._files_of(row)) - kept:
+            for path in set(self._files_of(row)) - needed:
                 path.unlink(missing_ok=True)
         except (OSError, StorageError) as error:
-            logger.warning("files of %s could not be removed yet: %s", row[0], error)
+            logger.warning("could not remove files of %s, the next open retries: %s", row[0], error)
 
     def _files_of(self, row: Row) -> list[Path]:
-        if not is_right(row):  # then it may name the wrong ones
+        if not is_valid(row):  # its hashes may be those of other files
             return [path for path in self.files() if path.name.rsplit(".", 2)[0] == row[0]]
         reference = reference_of(row)
         return [self.features_path(reference), self.thumbnails_path(reference)]
@@ -393,80 +390,80 @@ class Catalog:
     def _row(self, id: ReferenceId) -> Row:
         rows = self._select("reference", "id", id)
         if not rows or rows[0][0] != id:
-            raise UnknownReference(f"There is no reference {id}; `copywatch refs list` shows those there are.")
+            raise UnknownReference(f"There is no reference {id}; `copywatch refs list` lists all.")
         return rows[0]
 
     def _read(self) -> tuple[list[Row], list[Row], list[Row]]:
-        """All rows of library, references and quarantine, as of one moment."""
+        """All rows of library, references and quarantine, in one consistent view."""
         with storage_errors(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return [], [], []
             assert self._connection is not None
-            with self._connection as db:  # one transaction, whatever a writer does meanwhile
-                return select(db, "library"), select(db, "reference"), select(db, "quarantine")
-        raise AssertionError  # `with` of a connection passes every error on
+            with self._connection as db:  # one transaction, so that a writer cannot change it meanwhile
+                return select_rows(db, "library"), select_rows(db, "reference"), select_rows(db, "quarantine")
+        raise AssertionError  # `with` of a connection re-raises every error
 
     def _select(self, table: str, column: str = "", value: str = "") -> list[Row]:
         with storage_errors(self.data_dir):
             if self._connection is None and not self._connect_to_read():
                 return []
             assert self._connection is not None
-            return select(self._connection, table, column, value)
+            return select_rows(self._connection, table, column, value)
 
     def _connect_to_read(self) -> bool:
-        """Whether there is a library to read; until a writer has made one there is not."""
+        """Whether there is a library to read; the first writer creates it."""
         path = self.data_dir / "catalog.sqlite"
         if not path.exists():
             if self._must_exist:
                 raise StorageError(f"The library in {self.data_dir} is gone; mount its disk, or restore it.")
             return False
         connection = connect(path, "read")
-        if not is_made(connection):
+        if not has_tables(connection):
             connection.close()
             return False
         self._connection = connection
         return True
 
     def _connect_to_write(self) -> bool:
-        """Whether the log is empty now."""
+        """Opens the database, created if necessary; whether the log is empty now."""
         path = self.data_dir / "catalog.sqlite"
         if not path.exists():
             _create(path)
         self._connection = connect(path, "write")
-        if not is_made(self._connection):
+        if not has_tables(self._connection):
             raise apsw.CorruptError("it is empty")
-        return self._empty_log()
+        return self._checkpoint()
 
-    def _clear_away_garbage(self) -> None:
-        """Removes what a writer left that did not live to write the row; not while a row may be gone or misread."""
+    def _remove_orphaned_files(self) -> None:
+        """Removes files that a killed writer left without a row; not while a row may be missing or damaged."""
         library, rows, quarantine = self._read()
-        if tally_problem(library, rows, quarantine) or not all(map(is_right, rows)):
+        if checksum_problem(library, rows, quarantine) or not all(map(is_valid, rows)):
             logger.warning("the catalogue is damaged; %s", REPAIR)
             return
         known = {path for row in rows for path in self._files_of(row)}
         for path in self.files():
             if path not in known:
-                logger.warning("cleared away %s, left by an interrupted writer", path.name)
+                logger.warning("removed %s, left by an interrupted writer", path.name)
                 path.unlink()
 
 
 def _create(path: Path, references: Iterable[Reference] = (), generation: int = 0) -> None:
-    """Makes a catalogue of these aside and puts it in its place, so that no reader meets one that is half made."""
-    aside = path.with_name(path.name + ".part")
-    for leftover in path.parent.glob(aside.name + "*"):
+    """Creates a catalogue of these references beside `path` and renames it, so that no reader sees half of one."""
+    temporary = path.with_name(path.name + ".part")
+    for leftover in path.parent.glob(temporary.name + "*"):
         leftover.unlink()
-    make(aside, references, generation)
+    create_database(temporary, references, generation)
     for log in (path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
-        log.unlink(missing_ok=True)  # one of a catalogue that was there would be taken for this one's
-    aside.rename(path)
+        log.unlink(missing_ok=True)  # SQLite would apply the old catalogue's log to the new one
+    temporary.rename(path)
     sync_directory(path.parent)
 
 
-def _copied_aside(path: Path) -> Path:
-    """Where a copy of the file was put, beside it."""
+def _back_up(path: Path) -> Path:
+    """Copies the file; the path of the copy, beside it."""
     number = 1
-    while (kept := path.with_name(f"{path.name}.damaged-{number}")).exists():
+    while (backup := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
     if path.exists():
-        write_file(kept, path.read_bytes())
-    return kept
+        write_file(backup, path.read_bytes())
+    return backup

@@ -13,7 +13,7 @@ import apsw
 from reference_db.errors import CatalogLocked, StorageError
 from reference_db.store.sqlite import reason_of
 
-REPAIR = "run `copywatch refs verify --repair`, which makes it again from the feature files"
+REPAIR = "run `copywatch refs verify --repair`, which rebuilds it from the feature files"
 
 
 @contextmanager
@@ -58,8 +58,8 @@ def sync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def make_directories(data_dir: Path) -> None:
-    """Makes the library's directories, so that they stay."""
+def create_directories(data_dir: Path) -> None:
+    """Creates the library's directories; when this returns, they survive a power cut."""
     missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
     for path in [*reversed(missing), data_dir / "features", data_dir / "thumbnails"]:
         if not path.is_dir():
@@ -68,7 +68,7 @@ def make_directories(data_dir: Path) -> None:
 
 
 def lock_for_writing(data_dir: Path) -> int:
-    """The writer's lock, as a file handle; the system lets go of it when the process ends, however that happens."""
+    """The writer's lock, as a file handle; the kernel releases it when the process ends, however it ends."""
     handle = os.open(data_dir / "writer.lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,7 +82,7 @@ def lock_for_writing(data_dir: Path) -> int:
 
 @contextmanager
 def storage_errors(data_dir: Path) -> Iterator[None]:
-    """Turns errors of disk and database into a sentence that says what to do."""
+    """Raises StorageError, a sentence with the remedy, in place of errors of disk and database."""
     try:
         yield
     except (OSError, apsw.Error) as error:

@@ -1,15 +1,15 @@
-"""A reference's thumbnails in one file: a table of where each second's JPEG is, and the JPEGs behind it."""
+"""A reference's thumbnails in one file: a table with the offset of each second's JPEG, followed by the JPEGs."""
 
 import struct
 import zlib
 from collections.abc import Sequence
 from typing import BinaryIO
 
-THUMBNAIL = struct.Struct("<QII")  # offset, length and CRC-32 of one second's JPEG; length 0 where there is none
+THUMBNAIL = struct.Struct("<QII")  # offset, length and CRC-32 of one second's JPEG; length 0 if it has none
 
 
-def packed_thumbnails(thumbnails: Sequence[bytes]) -> bytes:
-    """The JPEGs behind a table of where each is; the checksum begins at the second, so that none stands for another."""
+def pack_thumbnails(thumbnails: Sequence[bytes]) -> bytes:
+    """The content of the file; each checksum is seeded with its second, so that swapped entries are detected."""
     table, offset = bytearray(), THUMBNAIL.size * len(thumbnails)
     for second, jpeg in enumerate(thumbnails):
         table += THUMBNAIL.pack(offset, len(jpeg), zlib.crc32(jpeg, second))
@@ -17,8 +17,8 @@ def packed_thumbnails(thumbnails: Sequence[bytes]) -> bytes:
     return bytes(table) + b"".join(thumbnails)
 
 
-def thumbnail_in(pack: BinaryIO, second: int) -> bytes:
-    """The JPEG of this second, empty where there is none; ValueError where it is not as it was written."""
+def read_thumbnail(pack: BinaryIO, second: int) -> bytes:
+    """The JPEG of this second, empty if it has none; ValueError if it does not match its checksum."""
     pack.seek(second * THUMBNAIL.size)
     entry = pack.read(THUMBNAIL.size)
     if len(entry) != THUMBNAIL.size:

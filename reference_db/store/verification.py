@@ -1,8 +1,8 @@
-"""Verification: every byte of the library against its hash, and a damaged catalogue made again from the feature files.
+"""Verification: checks every byte of the library against its hash, and rebuilds a damaged catalogue from feature files.
 
-A library goes in, a list of what is wrong comes out. A reference whose features are damaged is put into quarantine,
-which every monitor heeds, and comes out of it when its file is right again; one that has only lost its thumbnails is
-searched all the same. Nothing is ever removed here.
+Input: a library. Output: a report of its damage. A reference with damaged features goes into quarantine, so that no
+monitor searches it, and leaves it when its file is valid again; one that has only lost its thumbnails is still
+searched. Nothing is ever removed here.
 """
 
 import hashlib
@@ -14,24 +14,24 @@ from pathlib import Path
 
 from reference_db.errors import CatalogLocked, DamagedReference, NotAReference, StorageError, UnknownReference
 from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceId
-from reference_db.store.references import unpacked
-from reference_db.store.tables import Salvage
+from reference_db.store.references import unpack
+from reference_db.store.tables import RecoveredCatalog
 
 logger = logging.getLogger(__name__)
 
-MAX_GUESSES = 20_000  # sets of files tried for the one that fits what the catalogue misses
+MAX_GUESSES = 20_000  # sets of files tried to find the one that matches the checksum
 
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was found of a library."""
+    """The result of `verify`."""
 
     n_references: int
-    n_bytes: int  # read and right
-    damaged: dict[ReferenceId, str]  # kept out of every search, each with what is wrong
-    without_thumbnails: dict[ReferenceId, str]  # searched, but shown without pictures
+    n_bytes: int  # read
+    damaged: dict[ReferenceId, str]  # not searched, each with its fault
+    without_thumbnails: dict[ReferenceId, str]  # searched, but without pictures
     problems: tuple[str, ...]  # of the library as a whole
-    released: tuple[ReferenceId, ...] = ()  # from quarantine, since they are whole again
+    released: tuple[ReferenceId, ...] = ()  # from quarantine, since their files are valid again
 
     @property
     def is_whole(self) -> bool:
@@ -40,17 +40,17 @@ class Verification:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What came of making a catalogue again."""
+    """The result of `repair`."""
 
-    restored: tuple[ReferenceId, ...]  # whose rows were gone or damaged
-    is_certain: bool  # False where one of them may have been removed before the damage
-    n_lost: int | None  # references that no file is left of; None where that cannot be known
-    kept: Path  # the catalogue as it was
+    restored: tuple[ReferenceId, ...]  # whose rows were missing or damaged
+    is_certain: bool  # False if one of them may have been removed before the damage
+    n_lost: int | None  # references without a file; None if unknown
+    backup: Path  # the old catalogue
 
 
 @dataclass(slots=True)
 class _Examination:
-    """What is found, as it is found."""
+    """Reads files and collects their faults."""
 
     catalog: Catalog
     n_bytes: int = 0
@@ -58,16 +58,14 @@ class _Examination:
     without_thumbnails: dict[ReferenceId, str] = field(default_factory=dict)
 
     def push(self, reference: Reference) -> None:
-        """Reads the reference's files to the last byte."""
+        """Reads the reference's files completely."""
         path = self.catalog.features_path(reference)
-        features = self._fault(path, reference.features_sha256, "feature file")
-        if features:
-            self.damaged[reference.id] = features
+        if fault := self._fault(path, reference.features_sha256, "feature file"):
+            self.damaged[reference.id] = fault
         if reference.thumbnails_sha256:
             path = self.catalog.thumbnails_path(reference)
-            pictures = self._fault(path, reference.thumbnails_sha256, "file of thumbnails")
-            if pictures:
-                self.without_thumbnails[reference.id] = pictures
+            if fault := self._fault(path, reference.thumbnails_sha256, "thumbnail file"):
+                self.without_thumbnails[reference.id] = fault
 
     def _fault(self, path: Path, sha256: str, name: str) -> str | None:
         try:
@@ -80,11 +78,10 @@ class _Examination:
 
 
 def verify(data_dir: Path, *, progress: Callable[[int, int], None] | None = None) -> Verification:
-    """Reads all of the library and says what is wrong with it; damaged references go into quarantine.
+    """Reads all of the library and reports its damage; damaged references go into quarantine.
 
-    `progress` is told how many references were read, of how many. A library that another process is changing is
-    examined too, but quarantine has to wait, and the result says so. Raises StorageError where the catalogue itself
-    cannot be read.
+    Calls `progress` with the number of references read and their total. If another process is changing the library,
+    quarantine is left unchanged and the result says so. Raises StorageError if the catalogue itself cannot be read.
     """
     with Catalog.open(data_dir) as catalog:
         contents = catalog.contents()
@@ -94,7 +91,7 @@ def verify(data_dir: Path, *, progress: Callable[[int, int], None] | None = None
             examination.push(reference)
             if progress is not None:
                 progress(number, len(references))
-        problems = [f"The catalogue is damaged: {fault}." for fault in catalog.faults()]
+        problems = [f"The catalogue is damaged: {fault}." for fault in catalog.integrity_errors()]
         if contents.problem:
             problems.append(f"The catalogue is damaged: {contents.problem}.")
         damaged = {id: what for id, what in contents.damaged.items() if id not in {one.id for one in references}}
@@ -103,7 +100,9 @@ def verify(data_dir: Path, *, progress: Callable[[int, int], None] | None = None
         try:
             released = _set_quarantine(data_dir, examination.damaged)
         except CatalogLocked:
-            problems.append("Another process is changing the library, so quarantine has to wait; verify again then.")
+            problems.append(
+                "Another process is changing the library, so quarantine was not updated; verify again later."
+            )
     return Verification(
         n_references=len(references) + len(damaged),
         n_bytes=examination.n_bytes,
@@ -115,7 +114,7 @@ def verify(data_dir: Path, *, progress: Callable[[int, int], None] | None = None
 
 
 def _quarantined(catalog: Catalog, contents: Contents) -> list[Reference]:
-    """Those in quarantine whose rows are right, so that their files can be looked at again."""
+    """The references in quarantine whose rows are valid, so that their files can be checked again."""
     references = []
     for id in contents.damaged:
         try:
@@ -126,70 +125,70 @@ def _quarantined(catalog: Catalog, contents: Contents) -> list[Reference]:
 
 
 def _set_quarantine(data_dir: Path, suspects: dict[ReferenceId, str]) -> tuple[ReferenceId, ...]:
-    """Those that come out of quarantine; the suspects are looked at again, since they may have been replaced."""
+    """Updates quarantine; the references that leave it. Suspects are read again, since they may have been replaced."""
     with Catalog.open(data_dir, write=True) as catalog:
         contents = catalog.contents()
-        held = {reference.id: reference for reference in _quarantined(catalog, contents)}
-        known = held | {reference.id: reference for reference in contents.references}
+        quarantined = {reference.id: reference for reference in _quarantined(catalog, contents)}
+        known = quarantined | {reference.id: reference for reference in contents.references}
         examination = _Examination(catalog)
-        for id in {*suspects, *held} & known.keys():
+        for id in {*suspects, *quarantined} & known.keys():
             examination.push(known[id])
         catalog.quarantine(examination.damaged)
-        return tuple(sorted(held.keys() - examination.damaged.keys()))
+        return tuple(sorted(quarantined.keys() - examination.damaged.keys()))
 
 
 def repair(data_dir: Path) -> Repair:
-    """Makes the catalogue again: from the rows that are right, and from the feature files whose rows are not.
+    """Rebuilds the catalogue from its valid rows, and from the feature files of the others.
 
-    A file without a row may also be what an interrupted writer left, or belong to a reference that was removed. The
-    catalogue's tally tells them apart where it is right; where it is not, every whole file becomes a reference again,
-    and the result says that this is not certain. The damaged catalogue is kept beside the new one.
+    A file without a row may also be left by an interrupted writer, or belong to a reference that was removed. A valid
+    checksum tells them apart; without it every valid file becomes a reference again, and the result is not certain. The
+    old catalogue is stored beside the new one.
     """
     restored: list[Reference] = []
     outcome: list[tuple[bool, int | None]] = []
 
-    def choose(found: Salvage) -> list[Reference]:
-        known = {(reference.id, reference.features_sha256) for reference in found.references}
-        taken = {reference.id for reference in found.references}
-        loose = [one for one in _intact_files(data_dir) if (one.id, one.features_sha256) not in known]
-        fitting = _fitting(found, loose)
-        if fitting is None:
-            newest = {one.id: one for one in sorted(loose, key=lambda one: one.added_at) if one.id not in taken}
+    def choose(recovered: RecoveredCatalog) -> list[Reference]:
+        known = {(reference.id, reference.features_sha256) for reference in recovered.references}
+        taken = {reference.id for reference in recovered.references}
+        orphans = [one for one in _valid_files(data_dir) if (one.id, one.features_sha256) not in known]
+        missing = _missing_references(recovered, orphans)
+        if missing is None:
+            newest = {one.id: one for one in sorted(orphans, key=lambda one: one.added_at) if one.id not in taken}
             restored.extend(newest.values())
         else:
-            restored.extend(fitting)
-        n_lost = None if found.n_missing is None else max(0, found.n_missing - len(restored))
-        outcome.append((fitting is not None, n_lost))
-        return [*found.references, *restored]
+            restored.extend(missing)
+        n_lost = None if recovered.n_missing is None else max(0, recovered.n_missing - len(restored))
+        outcome.append((missing is not None, n_lost))
+        return [*recovered.references, *restored]
 
-    kept = Catalog.make_again(data_dir, choose)
+    backup = Catalog.rebuild(data_dir, choose)
     is_certain, n_lost = outcome[0]
-    return Repair(tuple(sorted(one.id for one in restored)), is_certain, n_lost, kept)
+    return Repair(tuple(sorted(one.id for one in restored)), is_certain, n_lost, backup)
 
 
-def _fitting(found: Salvage, loose: Sequence[Reference]) -> list[Reference] | None:
-    """Those of the loose references that are the missing ones beyond doubt; None where that cannot be told."""
-    if found.n_missing is None or found.n_missing < 0:
+def _missing_references(recovered: RecoveredCatalog, orphans: Sequence[Reference]) -> list[Reference] | None:
+    """The orphans that the checksum proves to be the missing references; None if it proves nothing."""
+    if recovered.n_missing is None or recovered.n_missing < 0:
         return None
-    for chosen in itertools.islice(itertools.combinations(loose, found.n_missing), MAX_GUESSES):
-        if found.is_missing(chosen):
+    for chosen in itertools.islice(itertools.combinations(orphans, recovered.n_missing), MAX_GUESSES):
+        if recovered.is_missing(chosen):
             return list(chosen)
     return None
 
 
-def _intact_files(data_dir: Path) -> list[Reference]:
-    """The references of all feature files that prove themselves."""
+def _valid_files(data_dir: Path) -> list[Reference]:
+    """The references of all valid feature files."""
     references = []
     for path in Catalog.open(data_dir).files():
         if path.suffix != ".safetensors":
             continue
         try:
-            reference, _ = unpacked(path.read_bytes())
+            reference, _ = unpack(path.read_bytes())
         except NotAReference as error:
             logger.warning("%s %s", path.name, error)
             continue
-        except OSError as error:  # a catalogue without it would have the next writer clear it away
-            raise StorageError(f"{path} cannot be read ({error.strerror}); mend that or move it away first.") from error
+        except OSError as error:  # if the catalogue omitted it, the next writer would remove the file
+            raise StorageError(f"{path} cannot be read ({error.strerror}); fix that or move it away first.") from error
         if path == Catalog(data_dir, None).features_path(reference):
             references.append(reference)
     return references

@@ -81,7 +81,7 @@ def test_what_was_missed_between_two_epochs_is_a_gap_of_the_alerts_before_and_af
     missed_s = 2 * 3600 + 1000 - 40  # its wall clock is two hours on, of which it says that second 1000 is
     assert before.gaps == (Gap(40, missed_s, "reconnect"),)
     assert after.gaps == (Gap(1000 - missed_s, missed_s, "reconnect"),)
-    assert watch._metrics.gap_seconds.labels("ch5")._value.get() == missed_s
+    assert watch._metrics.channels.of("ch5").report().gap_s == missed_s
 
 
 def test_a_clock_that_jumps_in_mid_stream_misses_nothing() -> None:

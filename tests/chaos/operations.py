@@ -132,7 +132,7 @@ def _acknowledged_too_early(data_dir: Path, ack: Ack) -> None:
 
 def _row_before_files(data_dir: Path, ack: Ack) -> None:
     monkey: Any = catalog_module
-    write_file, change, late = monkey.write_file, Catalog._change, list[tuple[Path, bytes]]()
+    write_file, change, late = monkey.write_file, Catalog._change_rows, list[tuple[Path, bytes]]()
 
     def change_first(self: Catalog, **rows: Any) -> None:
         change(self, **rows)
@@ -140,7 +140,7 @@ def _row_before_files(data_dir: Path, ack: Ack) -> None:
             write_file(path, content)
 
     monkey.write_file = lambda path, content: late.append((path, content))
-    Catalog._change = change_first  # type: ignore[method-assign]
+    Catalog._change_rows = change_first  # type: ignore[method-assign]
     add(data_dir, ack)
 
 
@@ -180,7 +180,7 @@ def state(data_dir: Path) -> State:
             features = catalog.features(reference.id)
             pictures = [catalog.thumbnail(reference.id, second) for second in range(reference.n_seconds)]
             found[reference.id] = fingerprint_of(reference, features, pictures)
-        faults = catalog.faults()
+        faults = catalog.integrity_errors()
         if faults:
             raise AssertionError(f"SQLite finds {faults[0]}")
     return found

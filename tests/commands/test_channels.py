@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,11 @@ from PIL import Image
 
 from monitor.config.config_file import add_channel, remove_channel
 from monitor.config.settings import ChannelSettings, load_settings
+from monitor.web.auth.tokens import Tokens
 from tests.roles.test_serve import Serving
 from tests.support.live_stream import Air, LivePlaylist, WebServer, on_air
 from tests.support.running_source import LENGTH_S, WAIT_S, write_air
+from tests.support.web_only import Door
 
 COMMENTED = """\
 # our channels
@@ -163,6 +167,13 @@ def test_a_running_monitor_applies_changes_of_the_file(tmp_path: Path) -> None:
             children = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout
             assert "reference_db.media.decoder" in children
             assert "s3cret" not in children
+            wait_for(serving, 'copywatch_frames_processed_total{channel="two"}')
+            assert thumbnail_status(serving, "two") == 200
+            assert copywatch("channels", "rm", "two", "--config", str(config)).returncode == 0
+            wait_for(serving, 'channel="two"', there=False)
+            assert copywatch("channels", "add", "two", "http://127.0.0.1:9/x", "--config", str(config)).returncode == 0
+            wait_for(serving, 'copywatch_channel_state{channel="two",state="starting"} 0.0')
+            assert thumbnail_status(serving, "two") == 404  # the old picture is not shown
             assert copywatch("channels", "rm", "two", "--config", str(config)).returncode == 0
             wait_for(serving, 'channel="two"', there=False)
             config.write_text("channels: [wrong\n")  # an invalid file changes nothing
@@ -176,6 +187,28 @@ def test_a_running_monitor_applies_changes_of_the_file(tmp_path: Path) -> None:
             assert serving.process.wait(timeout=WAIT_S) == 0
     assert serving.process.stderr
     assert "s3cret" not in "".join(serving.log) + serving.process.stderr.read() + metrics
+
+
+def test_the_list_has_the_states_of_a_running_serve_without_a_token(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    Tokens(tmp_path / "data").add("ada", "admin")  # the REST API is closed to callers without one
+    config = tmp_path / "copywatch.yaml"
+    with Door(tmp_path / "data") as door:
+        door.context.metrics.channels.of("five").enter("stalled", "lost")
+        door.context.metrics.channels.of("other").enter("up")
+        config.write_text(COMMENTED + f"web: {{port: {door.port}}}\n")
+        listed = json.loads(copywatch("channels", "list", "--json", "--config", str(config)).stdout)
+        assert [(one["name"], one["state"]) for one in listed] == [("five", "stalled"), ("six", None)]
+    listed = json.loads(copywatch("channels", "list", "--json", "--config", str(config)).stdout)
+    assert [(one["name"], one["state"]) for one in listed] == [("five", None), ("six", None)]  # it has stopped
+
+
+def thumbnail_status(serving: Serving, channel: str) -> int:
+    try:
+        with urllib.request.urlopen(f"{serving.address}/api/v1/channels/{channel}/thumbnail", timeout=10) as reply:
+            return int(reply.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def wait_for(serving: Serving, line: str, *, there: bool = True) -> None:

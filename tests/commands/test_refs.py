@@ -78,7 +78,7 @@ def test_an_id_in_use_and_an_invalid_id_are_refused(run: Run, films: Path) -> No
 def test_an_unknown_reference_is_reported(run: Run, command: tuple[str, ...]) -> None:
     result = run(*command)
     assert (result.code, result.out) == (1, "")
-    assert result.err == "copywatch: There is no reference other; `copywatch refs list` shows those there are.\n"
+    assert result.err == "copywatch: There is no reference other; `copywatch refs list` lists all.\n"
 
 
 @pytest.mark.parametrize("command", [("refs", "rm", "x"), ("refs", "add", "one.mp4")])
@@ -159,7 +159,7 @@ def test_a_reference_is_exported_and_imported(run: Run, films: Path, tmp_path: P
     (tmp_path / "bad.copywatch").write_text("nothing of ours")
     bad = run("refs", "import", "bad.copywatch", "one.copywatch", *there)
     assert (bad.code, bad.out) == (1, "already there: one (6 s)\n")
-    assert bad.err == "copywatch: bad.copywatch is no export of Copywatch, or cut short.\n"
+    assert bad.err == "copywatch: bad.copywatch is not a Copywatch export, or is truncated.\n"
 
 
 @pytest.mark.slow

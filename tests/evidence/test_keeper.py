@@ -76,7 +76,13 @@ def watched(folder: Path, recording: Path, models: Models) -> House:
     watch = ChannelMonitor(library, models, settings, metrics, keeper)
     try:
         asyncio.run(
-            run_stream(FileSource("ch5", recording, metrics), watch, CallbackDelivery(told.append), compute, metrics)
+            run_stream(
+                FileSource(recording, metrics.channels.of("ch5")),
+                watch,
+                CallbackDelivery(told.append),
+                compute,
+                metrics,
+            )
         )
         keeper.flush()
     finally:

@@ -1,20 +1,10 @@
-"""How much memory is left, and that no channel is begun while it is nearly used up."""
+"""Memory limits: read from the files of both versions of control groups, and of the machine."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Coroutine
 from pathlib import Path
 
-import pytest
-from prometheus_client import CollectorRegistry
-
-from monitor.config.settings import ChannelSettings
-from monitor.ingest.sources import Position, Sample, Source
 from monitor.ops.memory_limits import MemoryLimit, memory_limits
-from monitor.ops.metrics import Metrics
-from monitor.runtime import channel_roster
-from monitor.runtime.channel_roster import CHANNEL_BYTES, ChannelRoster
 
 GB = 1 << 30
 
@@ -75,61 +65,3 @@ def test_this_machine_has_limits_and_an_unknown_one_none(tmp_path: Path) -> None
     assert all(0 < memory.used_bytes < memory.limit_bytes for memory in memory_limits())
     assert memory_limits()
     assert memory_limits(tmp_path, tmp_path) == []
-
-
-class Quiet:
-    """A source that is never asked for anything."""
-
-    def __init__(self, channel: str) -> None:
-        self.channel = channel
-        self.closed = asyncio.Event()
-
-    def resume(self, position: Position) -> None: ...
-
-    async def samples(self) -> AsyncGenerator[Sample, None]:
-        await self.closed.wait()
-        return
-        yield
-
-    async def close(self) -> None:
-        self.closed.set()
-
-
-def test_channels_wait_until_there_is_memory_and_the_first_never_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_roster, "ADMIT_S", 0.01)
-    metrics, left, begun = Metrics(CollectorRegistry()), [0.0], asyncio.Queue[str]()
-
-    def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
-        source = Quiet(channel.name)
-        begun.put_nowait(channel.name)
-
-        async def watching() -> None:
-            await source.closed.wait()
-
-        return source, watching()
-
-    def names(roster: ChannelRoster) -> list[str]:
-        return [channel.name for channel in roster.channels]
-
-    async def story() -> None:
-        wanted = [ChannelSettings(name=name, url=f"http://h/{name}") for name in ("one", "two", "three", "four")]
-        async with asyncio.TaskGroup() as tasks:
-            limit = 100 * CHANNEL_BYTES
-            roster = ChannelRoster(tasks, watch, metrics, lambda: [MemoryLimit(limit, 0.95 * limit - left[0])])
-            await roster.update(wanted)
-            assert [await begun.get(), *names(roster)] == ["one", "one"]
-            assert metrics.registry.get_sample_value("copywatch_channels_held_back") == 3
-            left[0] = 2.5 * CHANNEL_BYTES  # room for two, of which one began just now
-            assert await begun.get() == "two"  # it looks again by itself
-            await asyncio.sleep(0.1)  # what must not happen in this time cannot be waited for
-            assert names(roster) == ["one", "two"]
-            await roster.update(wanted[:3])
-            assert names(roster) == ["one", "two"]
-            left[0] = 50.0 * CHANNEL_BYTES
-            assert await begun.get() == "three"
-            assert names(roster) == ["one", "two", "three"]
-            assert metrics.registry.get_sample_value("copywatch_channels_held_back") == 0
-            left[0] = 0.0
-            await roster.update([])
-
-    asyncio.run(asyncio.wait_for(story(), 60))

@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from monitor.alerting.alerts import Alert
-from monitor.ingest.frame_counts import FrameCounts
 from monitor.ingest.sources import BUFFER_S, Position, Sample, SampleBuffer, read_in_thread
 from monitor.ops.metrics import Metrics
 from monitor.runtime.batcher import Batcher
@@ -104,10 +103,10 @@ class Flood:
         self.channel = samples[0].epoch.channel
         self.n_put = 0
         self._samples, self._rounds = samples, rounds
-        self._ledger = FrameCounts(self.channel, metrics)
+        self._status = metrics.channels.of(self.channel)
 
     async def samples(self) -> AsyncGenerator[Sample, None]:
-        buffer = SampleBuffer(self._ledger, wait=False)
+        buffer = SampleBuffer(self._status, wait=False)
         async with aclosing(read_in_thread(buffer, self._pour, lambda: None, "flood")) as samples:
             async for sample in samples:
                 yield sample

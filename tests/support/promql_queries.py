@@ -6,7 +6,6 @@ from pathlib import Path
 
 import promql_parser as promql
 from prometheus_client import CollectorRegistry
-from prometheus_client.metrics import MetricWrapperBase
 
 from monitor.ops.metrics import Metrics
 
@@ -19,15 +18,13 @@ def exported() -> dict[str, set[str]]:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     series: dict[str, set[str]] = {"up": set()}
-    for family in vars(metrics).values():
-        if isinstance(family, MetricWrapperBase):
-            (described,) = family.describe()
-            labels = set(family._labelnames)
-            if described.type == "histogram":
-                series[f"{described.name}_bucket"] = labels | {"le"}
-                series[f"{described.name}_sum"] = series[f"{described.name}_count"] = labels
-            else:
-                series[described.name + ("_total" if described.type == "counter" else "")] = labels
+    for family in metrics.families:
+        labels = set(family.labels)
+        if family.kind == "histogram":
+            series[f"{family.name}_bucket"] = labels | {"le"}
+            series[f"{family.name}_sum"] = series[f"{family.name}_count"] = labels
+        else:
+            series[family.name] = labels
     for plain in registry.collect():  # process_*, which have no labels
         for sample in plain.samples:
             series.setdefault(sample.name, set(sample.labels))

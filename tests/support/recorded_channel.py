@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from monitor.config.settings import Settings
 from monitor.demo.films import Film
 from monitor.ingest.sources import FileSource, Sample
+from monitor.ops.channel_status import ChannelStatus
 from monitor.ops.metrics import Metrics
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.channel_monitor import ChannelMonitor
@@ -73,7 +74,7 @@ def build(folder: Path) -> Studio:
             path = media.write_clip(folder / f"{film.name}.mp4", pictures, fps=FPS)
             register(path, catalog, models.encoder, title=film.title)
     recording = media.write_clip(folder / "recording.ts", air(), fps=FPS)
-    samples = asyncio.run(_read(FileSource("ch1", recording, Metrics(CollectorRegistry()))))
+    samples = asyncio.run(_read(FileSource(recording, ChannelStatus("ch1"))))
     return Studio(settings, models, recording, samples, models.encode([sample.frame for sample in samples]))
 
 

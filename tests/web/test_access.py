@@ -59,7 +59,7 @@ def test_every_route_of_the_api_is_in_the_table_and_every_line_of_it_is_a_route(
     found = set(routes(guarded.web.app))
     assert {one for one in found if one[1].startswith("/api")} == set(SCOPES)
     open_to_all = {path for _, path in found if not path.startswith("/api")}
-    assert open_to_all >= {"/livez", "/readyz", "/metrics", "/openapi.json"}
+    assert open_to_all >= {"/livez", "/readyz", "/channelz", "/metrics", "/openapi.json"}
 
 
 def test_a_route_that_nobody_entered_is_closed(guarded: Door, tokens: dict[str, str], monkeypatch: Any) -> None:

@@ -19,15 +19,14 @@ pytestmark = pytest.mark.slow  # waits for real outages
 
 
 class Channel:
-    """A channel whose state the test says, in the metrics of a running web."""
+    """A channel whose state the test sets, in the status that a running web reads."""
 
     def __init__(self, door: Door, name: str = "ch5") -> None:
-        self._states, self._name = door.context.metrics.channel_state, name
+        self._status = door.context.metrics.channels.of(name)
         door.channels = [(ChannelSettings(name=name, url="http://192.0.2.1/x"), False)]
 
     def is_now(self, state: str) -> None:
-        for one in ("up", "impaired", "stalled", "failed"):
-            self._states.labels(self._name, one).set(one == state)
+        self._status.enter(state)
 
 
 def told(webhooks: WebhookStore, id: str) -> list[dict[str, Any]]:

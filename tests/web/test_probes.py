@@ -47,7 +47,7 @@ class Announced(uvicorn.Server):
 @pytest.fixture
 def running() -> Iterator[Running]:
     metrics, problems = Metrics(CollectorRegistry()), dict[str, str]()
-    app = create_probes(metrics.registry, Health(problems, ["index", "outbox"], {}, vital=[]))
+    app = create_probes(metrics, Health(problems, ["index", "outbox"], {}, vital=[]))
     server = Announced(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -92,6 +92,18 @@ def test_metrics_in_the_form_that_is_asked_for(running: Running) -> None:
     _, kind, body = running.get("/metrics", accept="application/openmetrics-text; version=1.0.0")
     assert kind.startswith("application/openmetrics-text")
     assert body.endswith("# EOF\n")
+
+
+def test_channels_are_listed_with_their_states(running: Running) -> None:
+    assert json.loads(running.get("/channelz")[2]) == {"channels": {}}
+    running.metrics.channels.of("five").enter("denied", "refused")
+    running.metrics.channels.of("file")
+    status, kind, body = running.get("/channelz")
+    assert (status, kind) == (200, "application/json")
+    channels = json.loads(body)["channels"]
+    since = [channel.pop("since") for channel in channels.values()]
+    assert channels == {"five": {"state": "denied", "reason": "refused"}, "file": {"state": "starting", "reason": None}}
+    assert all(moment.endswith("Z") for moment in since)
 
 
 def test_nothing_else_is_served(running: Running) -> None:

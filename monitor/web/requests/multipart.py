@@ -25,10 +25,10 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 
 from monitor.web.requests.problems import Problem
 from reference_db.registration import safe_id
-from reference_db.store.references import MAX_TAGS, MAX_WORDS
+from reference_db.store.references import MAX_TAGS, MAX_TEXT_LENGTH
 
 SLOW_AFTER_S, SLOW_BYTES = 30.0, 1000  # after this time an upload needs so many bytes per second on average
-MAX_FIELD_BYTES = 4 * MAX_WORDS + 100
+MAX_FIELD_BYTES = 4 * MAX_TEXT_LENGTH + 100
 MAX_FIELDS = MAX_TAGS + 8
 MAX_PART_HEADER_BYTES = 1000  # of one field, for the check of Content-Length
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

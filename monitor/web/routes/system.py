@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from fastapi import APIRouter
-from prometheus_client.metrics import MetricWrapperBase
-from prometheus_client.samples import Sample
 from pydantic import BaseModel, Field
 
 from monitor import __version__
-from monitor.ops.metrics import Metrics
 from monitor.ops.timestamps import rfc3339
 from monitor.web.context import Context
 from monitor.web.requests.problems import ERROR_RESPONSES
@@ -64,9 +61,8 @@ class SystemOut(BaseModel):
 def system(context: Context) -> SystemOut:
     """The state of this monitor."""
     index = context.library.index
-    owed = {one.labels["sink"]: int(one.value) for one in _samples(context.metrics.outbox_owed)}
-    stale_s = next((one.value for one in _samples(context.metrics.index_stale)), None)
-    refreshed = None if stale_s is None else datetime.fromtimestamp(datetime.now(UTC).timestamp() - stale_s, UTC)
+    process, channels = context.metrics.process, context.metrics.channels.reports()
+    refreshed_at = datetime.now(UTC) - timedelta(seconds=process.index_stale_s)
     return SystemOut(
         version=__version__,
         model=context.model,
@@ -78,32 +74,18 @@ def system(context: Context) -> SystemOut:
             kind="exact" if all(isinstance(part, FlatShard) for part in index.parts) else "coded",
             generation=index.generation,
             seconds=len(index),
-            refreshed_at=None if refreshed is None else rfc3339(refreshed),
+            refreshed_at=rfc3339(refreshed_at),
         ),
         channels=context.board.counts(),
-        backlog=owed,
+        backlog=dict(process.backlog),
         problems=context.health.complaints,
         evidence=EvidenceOut(
-            bytes=int(sum(one.value for one in _samples(context.metrics.evidence_bytes))),
+            bytes=process.evidence_bytes,
             quota_bytes=context.settings.evidence.quota_bytes,
         ),
         metrics=FiguresOut(
-            detection_latency_p95_s=latency_p95_s(context.metrics),
-            dropped_total=int(sum(one.value for one in _samples(context.metrics.frames_dropped))),
+            detection_latency_p95_s=process.detection_latency.bound_s(0.95),
+            dropped_total=sum(report.n_dropped for report in channels),
         ),
         time_zone=datetime.now().astimezone().tzname() or "UTC",
     )
-
-
-def latency_p95_s(metrics: Metrics) -> float | None:
-    """The upper bound of the latency of 95 % of the alerts."""
-    counts = {one.labels["le"]: one.value for one in _samples(metrics.detection_latency) if "le" in one.labels}
-    n = counts.get("+Inf", 0.0)
-    if not n:
-        return None
-    bounds = sorted((float(bound), count) for bound, count in counts.items() if bound != "+Inf")
-    return next((bound for bound, count in bounds if count >= 0.95 * n), bounds[-1][0])
-
-
-def _samples(family: MetricWrapperBase) -> list[Sample]:
-    return [one for metric in family.collect() for one in metric.samples if not one.name.endswith("_created")]

@@ -23,7 +23,7 @@ from monitor.web.requests.problems import ERROR_RESPONSES, Problem
 from monitor.web.routes.jobs import AcceptedOut, JobOut, job_view
 from reference_db.library import MAX_EXPORT_BYTES, read_export
 from reference_db.media.decoding import DecodingChild
-from reference_db.store.references import MAX_WORDS, check_id, check_words, showable
+from reference_db.store.references import MAX_TEXT_LENGTH, check_id, check_texts, printable
 
 MAX_WAITING = 64  # jobs; each holds a file
 IMPORT_S = 60.0  # an import that is not done by then is answered with its job
@@ -33,7 +33,7 @@ def _form_schema(*, file: str, **fields: str) -> dict[str, Any]:
     """The OpenAPI description of a multipart body."""
     properties: dict[str, Any] = {"file": {"type": "string", "format": "binary", "description": file}}
     for name, description in fields.items():
-        text = {"type": "string", "maxLength": MAX_WORDS, "description": description}
+        text = {"type": "string", "maxLength": MAX_TEXT_LENGTH, "description": description}
         properties[name] = {"type": "array", "items": text, "description": description} if name == "tags" else text
     schema = {"type": "object", "required": ["file"], "properties": properties}
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
@@ -65,9 +65,9 @@ async def upload_reference(context: Context, request: Request, response: Respons
         tags = upload.tags()
         if values["id"] is not None:
             check_id(values["id"])
-        check_words(values["title"] or "", values["owner"] or "", tags)
+        check_texts(values["title"] or "", values["owner"] or "", tags)
         await asyncio.to_thread(_check_video, upload.path)
-        title = values["title"] or showable(upload.stem)
+        title = values["title"] or printable(upload.stem)
         job_request = {**values, "title": title, "tags": tags, "name": upload.path.name}
         job = await asyncio.to_thread(jobs.add, id, REGISTER, job_request)
     context.registrar.wake()

@@ -1,4 +1,4 @@
-"""A seeded sample of what `scripts/chaos.py storage` runs in full: killed writers, failing disks, and wrong writers."""
+"""A seeded sample of what `scripts/chaos.py storage` runs in full: killed writers, failing disks, faulty writers."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.chaos.operations import INCORRECT, OPERATIONS, Operation
 
 pytestmark = pytest.mark.system  # strace
 
-SYNCS = ("fsync", "fdatasync", "rename", "unlink", "pwrite64")  # between these every wrong order shows
+SYNCS = ("fsync", "fdatasync", "rename", "unlink", "pwrite64")  # a kill between any two of these reveals a wrong order
 
 
 def test_a_writer_killed_at_any_system_call_leaves_the_library_whole() -> None:
@@ -23,7 +23,7 @@ def test_writers_that_break_the_order_are_caught(operation: Operation) -> None:
     assert tally.failures
 
 
-def test_a_failing_disk_is_told_and_damages_nothing() -> None:
+def test_a_failing_disk_is_reported_and_damages_nothing() -> None:
     tally = storage.disk_faults(OPERATIONS, sample=10, seed=1)
     assert tally.failures == []
     assert tally.n_hit >= 30
@@ -45,10 +45,10 @@ def test_a_writer_killed_at_any_moment_loses_nothing_that_it_acknowledged() -> N
 
 @pytest.mark.parametrize("with_writer", [False, True], ids=["alone", "with a writer in between"])
 @pytest.mark.parametrize("name", ["add", "remove", "replace"])
-def test_what_a_killed_writer_left_in_the_log_comes_to_light_whole_or_not_at_all(
+def test_a_change_that_a_killed_writer_left_in_the_log_appears_whole_or_not_at_all(
     name: str, with_writer: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 50)  # the reader that is in the way will not go
+    monkeypatch.setattr(sqlite, "BUSY_TIMEOUT_MS", 50)  # the reader that blocks the checkpoint stays
     operation = next(operation for operation in OPERATIONS if operation.name == name)
     pairs = storage.hidden_changes(operation, with_writer)  # every reference is read to its last byte
     states = [state for pair in pairs for state in pair]
@@ -57,10 +57,10 @@ def test_what_a_killed_writer_left_in_the_log_comes_to_light_whole_or_not_at_all
     assert {(seen == after, later == after) for seen, later in pairs} >= {(False, False), (True, True)}
     assert all(later == after or seen == before == later for seen, later in pairs)
     if not with_writer:
-        assert (before, after) in pairs, "no kill fell between the log and its being shown"
+        assert (before, after) in pairs, "no kill fell between the write to the log and its commit"
 
 
-def test_a_second_process_that_would_write_is_refused_with_a_sentence() -> None:
+def test_a_second_writing_process_is_refused_with_a_sentence() -> None:
     assert "Another process is changing the library" in storage.two_writers()
 
 

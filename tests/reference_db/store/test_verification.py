@@ -1,4 +1,4 @@
-"""Verification finds what is wrong and keeps it out of search; a damaged catalogue is made again from its files."""
+"""Verification detects damage and excludes it from search; repair rebuilds a damaged catalogue from its files."""
 
 import contextlib
 import os
@@ -41,7 +41,7 @@ def edit(library: Path, statement: str) -> None:
     connection.close()
 
 
-def test_a_whole_library_is_whole(library: Path) -> None:
+def test_an_undamaged_library_is_whole(library: Path) -> None:
     steps: list[tuple[int, int]] = []
     found = verify(library, progress=lambda *step: steps.append(step))
     assert found.is_whole
@@ -51,7 +51,7 @@ def test_a_whole_library_is_whole(library: Path) -> None:
     assert verify(library.parent / "none").is_whole
 
 
-def test_damaged_features_are_quarantined_and_come_back_when_they_are_whole(library: Path) -> None:
+def test_damaged_features_are_quarantined_until_their_file_is_valid_again(library: Path) -> None:
     path = file_of(library, "features", NEWS)
     flip(path)
     found = verify(library)
@@ -59,7 +59,7 @@ def test_damaged_features_are_quarantined_and_come_back_when_they_are_whole(libr
     assert not found.is_whole
     with Catalog.open(library) as catalog:
         assert catalog.contents().damaged == found.damaged
-        assert catalog.generation() == 4  # so that monitors look
+        assert catalog.generation() == 4  # so that monitors reload
         index = ReferenceIndex.build(catalog, "enc-1")
     assert {reference.id for reference in index.references} == {FILM, GAME}
     assert index.damaged == found.damaged
@@ -76,36 +76,36 @@ def test_damaged_features_are_quarantined_and_come_back_when_they_are_whole(libr
     assert verify(library).damaged == {NEWS: "its feature file cannot be read (No such file or directory)"}
 
 
-def test_damaged_thumbnails_are_named_and_the_reference_is_searched(library: Path) -> None:
+def test_a_reference_with_damaged_thumbnails_is_still_searched(library: Path) -> None:
     flip(file_of(library, "thumbnails", NEWS))
     found = verify(library)
-    assert found.without_thumbnails == {NEWS: "its file of thumbnails has changed on disk"}
+    assert found.without_thumbnails == {NEWS: "its thumbnail file has changed on disk"}
     assert found.damaged == {}
     assert not found.is_whole
     with Catalog.open(library) as catalog:
         assert len(catalog.references()) == 3
 
 
-def test_a_library_in_use_is_examined_and_quarantine_waits(library: Path) -> None:
+def test_a_library_in_use_is_read_and_quarantine_stays_unchanged(library: Path) -> None:
     flip(file_of(library, "features", NEWS))
     with Catalog.open(library, write=True) as writer:
         found = verify(library)
         assert found.damaged.keys() == {NEWS}
-        assert "quarantine has to wait" in found.problems[0]
+        assert "quarantine was not updated" in found.problems[0]
         assert writer.contents().damaged == {}
         writer.replace(some_reference(NEWS, 7), some_features(7))
     assert verify(library).is_whole
 
 
-def test_rows_that_are_gone_are_restored_from_their_files(library: Path) -> None:
+def test_missing_rows_are_restored_from_their_files(library: Path) -> None:
     whole = state(library)
     edit(library, "DELETE FROM reference WHERE id IN ('film', 'news')")
-    assert verify(library).problems == ("The catalogue is damaged: 2 of 3 rows are gone.",)
+    assert verify(library).problems == ("The catalogue is damaged: 2 of 3 rows are missing.",)
     done = repair(library)
     assert done.restored == (FILM, NEWS)
     assert done.is_certain
     assert done.n_lost == 0
-    assert done.kept.exists()
+    assert done.backup.exists()
     assert verify(library).is_whole
     assert state(library) == whole
     with Catalog.open(library, write=True) as catalog:
@@ -122,8 +122,8 @@ def test_a_damaged_row_is_restored_from_its_file(library: Path) -> None:
     assert state(library) == whole
 
 
-def test_what_a_removed_reference_left_is_not_taken_for_a_lost_one(library: Path) -> None:
-    """A writer that died between row and file leaves the file; the tally knows that its reference was removed."""
+def test_the_leftover_of_a_removed_reference_is_not_restored(library: Path) -> None:
+    """A writer killed between row and file leaves the file; the checksum proves that its reference was removed."""
     leftover = file_of(library, "features", GAME)
     content = leftover.read_bytes()
     with Catalog.open(library, write=True) as catalog:
@@ -135,7 +135,7 @@ def test_what_a_removed_reference_left_is_not_taken_for_a_lost_one(library: Path
     assert state(library).keys() == {FILM, NEWS}
 
 
-def test_a_catalogue_that_is_no_database_any_more_is_made_again(library: Path) -> None:
+def test_a_catalogue_that_is_not_a_database_any_more_is_rebuilt(library: Path) -> None:
     whole = state(library)
     (library / "catalog.sqlite").write_bytes(b"nothing " * 1000)
     with pytest.raises(StorageError, match=r"damaged; run `copywatch refs verify --repair`"):
@@ -144,7 +144,7 @@ def test_a_catalogue_that_is_no_database_any_more_is_made_again(library: Path) -
     assert done.restored == (FILM, GAME, NEWS)
     assert not done.is_certain
     assert done.n_lost is None
-    assert done.kept.read_bytes().startswith(b"nothing")
+    assert done.backup.read_bytes().startswith(b"nothing")
     assert state(library) == whole
     assert verify(library).is_whole
     (library / "catalog.sqlite").unlink()
@@ -161,8 +161,8 @@ def test_a_reference_without_row_and_file_is_counted_as_lost(library: Path) -> N
     assert state(library).keys() == {FILM, GAME}
 
 
-def test_a_torn_page_is_found_and_repaired(library: Path) -> None:
-    """Whatever page is overwritten, the library is refused, complains, or reads as before; repair brings all back."""
+def test_a_torn_page_is_detected_and_repaired(library: Path) -> None:
+    """Whichever page is overwritten, the library is refused or reported as damaged; repair restores all."""
     whole = state(library)
     catalogue = library / "catalog.sqlite"
     content = catalogue.read_bytes()
@@ -177,7 +177,7 @@ def test_a_torn_page_is_found_and_repaired(library: Path) -> None:
             path.unlink()
 
 
-def test_no_flipped_byte_goes_unnoticed(tmp_path: Path) -> None:
+def test_every_flipped_byte_is_detected(tmp_path: Path) -> None:
     tally = flip_bytes(200, seed=5)
     assert tally.failures == []
     assert tally.n_found >= 100

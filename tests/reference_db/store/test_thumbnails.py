@@ -1,0 +1,37 @@
+"""The thumbnail file: every second's JPEG, each with a checksum that holds for its second only."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from reference_db.store.thumbnails import THUMBNAIL, pack_thumbnails, read_thumbnail
+
+JPEGS = [b"first", b"", b"third", b"fourth"]
+
+
+def test_each_second_is_read_back() -> None:
+    file = io.BytesIO(pack_thumbnails(JPEGS))
+    assert [read_thumbnail(file, second) for second in range(4)] == JPEGS
+
+
+def test_swapped_entries_are_detected() -> None:
+    content = bytearray(pack_thumbnails([b"same size", b"size same"]))
+    first, second = content[: THUMBNAIL.size], content[THUMBNAIL.size : 2 * THUMBNAIL.size]
+    content[: 2 * THUMBNAIL.size] = second + first
+    for number in range(2):
+        with pytest.raises(ValueError, match=f"its thumbnail of second {number} has changed on disk"):
+            read_thumbnail(io.BytesIO(content), number)
+
+
+@pytest.mark.parametrize("size", [0, 10, THUMBNAIL.size * 4 + 3])
+def test_a_truncated_file_is_detected(size: int) -> None:
+    with pytest.raises(ValueError, match=r"cannot be read|has changed on disk"):
+        read_thumbnail(io.BytesIO(pack_thumbnails(JPEGS)[:size]), 2)
+
+
+def test_an_offset_beyond_any_file_is_detected() -> None:
+    content = THUMBNAIL.pack((1 << 64) - 1, 5, 0)
+    with pytest.raises(ValueError, match=r"its thumbnails cannot be read"):
+        read_thumbnail(io.BytesIO(content), 0)
