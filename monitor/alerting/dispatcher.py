@@ -127,7 +127,7 @@ class AlertDispatcher:
 
     async def _on_disk(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         done = self._disk.submit(work, *args, **kwargs)
-        self.worker.given(done)
+        self.worker.track(done)
         return await asyncio.wrap_future(done)
 
     # --- to disk -----------------------------------------------------------------------------------------------------

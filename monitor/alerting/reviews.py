@@ -20,7 +20,7 @@ from monitor.alerting.outbox import History, OutboxEntry
 from monitor.errors import ConfigError, OutboxFailed, RightsStoreFailed
 from monitor.ops.change_signal import watch
 from monitor.ops.metrics import Metrics
-from monitor.ops.process import wait_or
+from monitor.ops.process import wait_for_event
 from monitor.rights.rules import NO_RULES, Rules
 from monitor.rights.store import RightsStore
 
@@ -88,7 +88,7 @@ async def watch_rights(
                 if "rights" not in problems:
                     logger.error("%s; licences, exclusions and reviews stay as they were", error)
                 problems["rights"] = str(error)
-            await wait_or(changed, LOOK_S)
+            await wait_for_event(changed, LOOK_S)
 
 
 async def _apply_reviews(

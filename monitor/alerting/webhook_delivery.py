@@ -32,7 +32,7 @@ from monitor.alerting.webhooks import REVIEWED, Attempt, Delivery, Endpoint, Mes
 from monitor.errors import MonitorError, NoSuchWebhook, WebhooksFailed
 from monitor.ops.change_signal import watch
 from monitor.ops.metrics import Metrics
-from monitor.ops.process import wait_or
+from monitor.ops.process import wait_for_event
 from monitor.rights.rules import Review
 from monitor.rights.store import RightsStore
 from reference_db.media.addresses import AddressRefused, ReachPolicy, is_public
@@ -81,7 +81,7 @@ class WebhookSender:
                         for endpoint, delivery in due:
                             self._in_flight[endpoint.id].add(delivery.n)
                             tries.create_task(self._deliver(endpoint, delivery))
-                        await wait_or(changed, wait_s)
+                        await wait_for_event(changed, wait_s)
         except asyncio.CancelledError:
             self._disk.shutdown(wait=False, cancel_futures=True)
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 
-from monitor.ops.process import wait_or
+from monitor.ops.process import wait_for_event
 
 FIRST_S, LAST_S = 1.0, 30.0
 
@@ -41,4 +41,4 @@ class Backoff:
         if stop is None:
             await asyncio.sleep(self.take_s())
         else:
-            await wait_or(stop, self.take_s())
+            await wait_for_event(stop, self.take_s())

@@ -1,7 +1,7 @@
-"""Whether the process can do its work: what is wrong with the things it needs, and which of its workers hangs.
+"""Health of the process: problems of the things it needs, and workers that are stuck.
 
-A worker is a thread that others wait for. It is judged by its work alone: one that was given something and has
-finished nothing for too long hangs or is dead, whatever the reason.
+A worker is a thread that other code waits for. Only its work counts: one that has work and finished nothing for too
+long is stuck or dead, whatever the reason.
 """
 
 from __future__ import annotations
@@ -13,63 +13,70 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-PATIENCE_S = 30.0  # no piece of work takes that long: a turn of computing takes 0.1 s, a write to disk less
+STUCK_S = 30.0  # no piece of work takes that long: a batch takes 0.1 s, a write to disk less
 
 
 class Worker:
-    """What was given to one worker and is not done yet; any thread may ask."""
+    """The unfinished work of one worker; any thread may call."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._n_waiting = 0
-        self._moved_at = 0.0
+        self._n_unfinished = 0
+        self._progress_s = 0.0  # monotonic; when work arrived at an idle worker, or was finished
 
-    def given(self, work: Future[Any] | asyncio.Future[Any]) -> None:
-        """Counts one more piece of work, until it is done, failed or cancelled."""
+    def track(self, work: Future[Any] | asyncio.Future[Any]) -> None:
+        """Counts a piece of work until it is done, failed or cancelled."""
         with self._lock:
-            if self._n_waiting == 0:
-                self._moved_at = time.monotonic()
-            self._n_waiting += 1
-        work.add_done_callback(self._done)
+            if self._n_unfinished == 0:
+                self._progress_s = time.monotonic()
+            self._n_unfinished += 1
+        work.add_done_callback(self._finish)
 
-    def _done(self, work: object) -> None:
+    def _finish(self, work: object) -> None:
         with self._lock:
-            self._n_waiting -= 1
-            self._moved_at = time.monotonic()
+            self._n_unfinished -= 1
+            self._progress_s = time.monotonic()
 
     @property
-    def complaint(self) -> str | None:
-        """None while it works or has nothing to do."""
+    def problem(self) -> str | None:
+        """None while it makes progress or has nothing to do."""
         with self._lock:
-            stuck_s = time.monotonic() - self._moved_at if self._n_waiting else 0.0
-        return f"has finished nothing for {stuck_s:.0f} s; restart it" if stuck_s > PATIENCE_S else None
+            stuck_s = time.monotonic() - self._progress_s if self._n_unfinished else 0.0
+        return f"has finished nothing for {stuck_s:.0f} s; restart it" if stuck_s > STUCK_S else None
 
 
 class Health:
-    """All checks of a process by name. `problems` is kept up by those who know, workers are asked.
+    """All checks of a process by name: `reported` ones, whose problems other code sets, and workers.
 
-    One dead channel is no problem of the process: the others go on, and a restart would not mend it.
+    A channel that is down is no problem of the process: the others continue, and a restart would not help.
     """
 
     def __init__(
-        self, problems: Mapping[str, str], told: Sequence[str], workers: Mapping[str, Worker], vital: Sequence[str]
+        self, problems: Mapping[str, str], reported: Sequence[str], workers: Mapping[str, Worker], vital: Sequence[str]
     ) -> None:
-        self.problems = problems  # of the names in `told`: what is wrong
-        self._told, self._workers, self._vital = told, workers, vital
+        self._problems, self._reported, self._workers, self._vital = problems, reported, workers, vital
 
     @property
     def checks(self) -> dict[str, str | None]:
-        """Every check: None where all is well, else what is wrong."""
-        told = {name: self.problems.get(name) for name in (*self._told, *self.problems)}
-        return told | {name: worker.complaint for name, worker in self._workers.items()}
+        """Every check and its problem; None if it is OK."""
+        reported = {name: self._problems.get(name) for name in (*self._reported, *self._problems)}
+        return reported | {name: worker.problem for name, worker in self._workers.items()}
 
     @property
-    def complaints(self) -> dict[str, str]:
+    def problems(self) -> dict[str, str]:
         """The checks that fail."""
-        return {name: complaint for name, complaint in self.checks.items() if complaint is not None}
+        return {name: problem for name, problem in self.checks.items() if problem is not None}
 
     @property
-    def hangs(self) -> str | None:
-        """What only a restart would mend: a vital worker that hangs."""
-        stuck = {name: self._workers[name].complaint for name in self._vital}
-        return next((f"{name} {complaint}" for name, complaint in stuck.items() if complaint), None)
+    def stuck_worker(self) -> str | None:
+        """The problem that only a restart solves: a vital worker is stuck."""
+        stuck = {name: self._workers[name].problem for name in self._vital}
+        return next((f"{name} {problem}" for name, problem in stuck.items() if problem), None)
+
+
+def set_problem(problems: dict[str, str], check: str, problem: str | None) -> None:
+    """Sets the problem of a check; None clears it."""
+    if problem is None:
+        problems.pop(check, None)
+    else:
+        problems[check] = problem

@@ -1,7 +1,7 @@
-"""How late the event loop is: HTTP, brokers and every channel share it, so nothing may hold it up.
+"""Lag of the event loop: HTTP, brokers and every channel share it, so nothing may block it.
 
-A loop that is held up cannot say so while it lasts. The gauge therefore keeps the worst of the last seconds, and a
-thread beside the loop logs what holds it up when that lasts for seconds.
+A blocked loop cannot report that while it lasts. The gauge therefore shows the maximum of the last 15 s, and a thread
+beside the loop logs the loop's stack once it has been blocked for seconds.
 """
 
 from __future__ import annotations
@@ -19,39 +19,39 @@ from monitor.ops.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 EVERY_S = 0.25
-KEPT = 60  # beats; together 15 s, so that a scrape every 15 s misses none
-STUCK_S = 5.0  # without a beat, after which the loop's stack is logged, once
+N_BEATS = 60  # that the gauge covers; together 15 s, so that a scrape every 15 s misses none
+BLOCKED_S = 5.0  # without a beat, after which the loop's stack is logged, once
 
 
-async def beat(metrics: Metrics) -> None:
-    """Measures until cancelled."""
-    late_s: deque[float] = deque(maxlen=KEPT)
+async def measure_loop_lag(metrics: Metrics) -> None:
+    """Runs until cancelled."""
+    lags_s: deque[float] = deque(maxlen=N_BEATS)
     watchdog = _Watchdog()
     try:
         while True:
-            due_s = watchdog.beaten_s = time.monotonic()
+            beat_s = watchdog.beat_s = time.monotonic()
             await asyncio.sleep(EVERY_S)
-            late_s.append(max(0.0, time.monotonic() - due_s - EVERY_S))
-            metrics.event_loop_lag.set(max(late_s))
+            lags_s.append(max(0.0, time.monotonic() - beat_s - EVERY_S))
+            metrics.event_loop_lag.set(max(lags_s))
     finally:
-        watchdog.over.set()
+        watchdog.stopped.set()
 
 
 class _Watchdog:
-    """A thread that looks at the beats of the loop it was made in."""
+    """A thread that watches the beats of the loop in which it was created."""
 
     def __init__(self) -> None:
-        self.beaten_s = time.monotonic()
-        self.over = threading.Event()
+        self.beat_s = time.monotonic()  # of the latest beat
+        self.stopped = threading.Event()
         self._loop_thread = threading.get_ident()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def _watch(self) -> None:
-        told_s = 0.0  # the beat after which the loop was stuck when that was told last
-        while not self.over.wait(STUCK_S / 4):
-            beaten_s = self.beaten_s
-            if time.monotonic() - beaten_s > STUCK_S and beaten_s != told_s:
-                told_s = beaten_s
+        logged_s = 0.0  # the beat after which a blocked loop was last logged
+        while not self.stopped.wait(BLOCKED_S / 4):
+            beat_s = self.beat_s
+            if time.monotonic() - beat_s > BLOCKED_S and beat_s != logged_s:
+                logged_s = beat_s
                 frame = sys._current_frames().get(self._loop_thread)
                 stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-                logger.error("the event loop is held up for more than %.0f s by\n%s", STUCK_S, stack.rstrip())
+                logger.error("the event loop is blocked for more than %.0f s by\n%s", BLOCKED_S, stack.rstrip())

@@ -1,4 +1,4 @@
-"""What the process of every role shares: how it is stopped, where it is asked for its health, what it complains of."""
+"""What the process of every role shares: stopping on signals, waits that an event ends, disk space in the metrics."""
 
 from __future__ import annotations
 
@@ -13,30 +13,29 @@ from monitor.ops.metrics import Metrics
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
-    """Has SIGTERM and SIGINT set it; who asks twice is not kept waiting."""
+    """Sets `stop` on SIGTERM or SIGINT; a second signal exits at once."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop_or_leave, stop, number)
+        asyncio.get_running_loop().add_signal_handler(number, _stop_or_exit, stop, number)
 
 
-async def wait_or(stop: asyncio.Event, seconds: float) -> bool:
-    """Waits so long, less where `stop` comes first; whether it did."""
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        return False
-    return True
-
-
-def stop_or_leave(stop: asyncio.Event, number: int) -> None:
-    """Stops; who asks twice is not kept waiting."""
+def _stop_or_exit(stop: asyncio.Event, number: int) -> None:
     if stop.is_set():
         os._exit(128 + number)
     stop.set()
 
 
-def tell_disk(metrics: Metrics, data_dir: Path) -> None:
-    """Has every scrape look at the room on the disk; unknown where it cannot be asked, which ends no scrape."""
+async def wait_for_event(event: asyncio.Event, timeout_s: float) -> bool:
+    """Waits until the event is set, at most so long; whether it is set."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def report_disk(metrics: Metrics, data_dir: Path) -> None:
+    """Has every scrape measure the space on the disk; NaN if that fails, so that the scrape does not fail."""
 
     def usage(which: int) -> float:
         try:
@@ -46,11 +45,3 @@ def tell_disk(metrics: Metrics, data_dir: Path) -> None:
 
     metrics.data_size.set_function(lambda: usage(0))
     metrics.data_free.set_function(lambda: usage(2))
-
-
-def note(problems: dict[str, str], what: str, complaint: str | None) -> None:
-    """Keeps what is not ready, or that it is again."""
-    if complaint is None:
-        problems.pop(what, None)
-    else:
-        problems[what] = complaint

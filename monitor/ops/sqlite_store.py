@@ -1,8 +1,8 @@
-"""A small SQLite file of the data folder that is written to now and then: desk, webhooks, jobs, replies.
+"""A small SQLite file of the data folder that is written now and then: rights, webhooks, jobs, stored replies.
 
-Every call opens it for itself, and what was written is on disk when the call returns; any thread and any process may.
-It is readable by its owner alone. `steps` are the changes of its format, one after another; the file says how many it
-has had, gets the others when it is next used, and is refused if it has had more than this version knows.
+Every call opens the file; a write is on disk when the call returns. Any thread of any process may call. Only the owner
+can read the file. `migrations` are SQL statements in order; the file records how many were applied, the missing ones
+are applied at the next use, and a file with more of them than this version knows is refused.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from reference_db.store.sqlite import connect, errors_as, transaction
 
 
 class SqliteStore:
-    """The file at `path`; `failed` is raised where the disk does not do it."""
+    """The file at `path`; raises `failed` where the disk or SQLite fails."""
 
-    def __init__(self, path: Path, steps: Sequence[str], failed: type[MonitorError]) -> None:
-        self._path, self._steps, self._failed = path, steps, failed
+    def __init__(self, path: Path, migrations: Sequence[str], failed: type[MonitorError]) -> None:
+        self._path, self._migrations, self._failed = path, migrations, failed
 
     def rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """What is found; nothing while there is no file."""
+        """The rows of a query; none while there is no file."""
         with self.reading() as db:
             return [] if db is None else list(db.execute(sql, values))
 
     @contextmanager
     def reading(self) -> Iterator[apsw.Connection | None]:
-        """The file as of one moment; None while there is none."""
+        """A read-only connection that sees the file as of one moment; None while there is no file."""
         if not self._path.exists():
             yield None
             return
-        with self._opened("read") as db:
-            is_new = self._n_steps(db) == len(self._steps)
-            if is_new:
+        with self._connect("read") as db:
+            is_current = self._n_applied(db) == len(self._migrations)
+            if is_current:
                 db.execute("BEGIN")
                 yield db
-        if not is_new:
+        if not is_current:
             with self.writing() as db:
                 yield db
 
     @contextmanager
     def writing(self) -> Iterator[apsw.Connection]:
-        """The file in one transaction: all of it is on disk when it ends, or nothing of it."""
-        with self._opened("create") as db, transaction(db, immediate=True):
-            if missing := self._steps[self._n_steps(db) :]:
-                for step in missing:
-                    db.execute(step)
-                db.pragma("user_version", len(self._steps))
+        """A connection in one transaction: all of it is on disk at its end, or nothing. Creates the file."""
+        with self._connect("create") as db, transaction(db, immediate=True):
+            if missing := self._migrations[self._n_applied(db) :]:
+                for migration in missing:
+                    db.execute(migration)
+                db.pragma("user_version", len(self._migrations))
             yield db
 
     @contextmanager
-    def _opened(self, access: Literal["read", "create"]) -> Iterator[apsw.Connection]:
+    def _connect(self, access: Literal["read", "create"]) -> Iterator[apsw.Connection]:
         with errors_as(self._failed, f"{self._path} cannot be used"):
             if access == "create":
                 self._path.parent.mkdir(parents=True, exist_ok=True)
             with closing(connect(self._path, access, mode=0o600)) as db:
                 yield db
 
-    def _n_steps(self, db: apsw.Connection) -> int:
-        had = int(db.pragma("user_version"))
-        if had > len(self._steps):
-            raise ConfigError(f"{self._path} was made by a newer Copywatch (format {had}); use that version.")
-        return had
+    def _n_applied(self, db: apsw.Connection) -> int:
+        n_applied = int(db.pragma("user_version"))
+        if n_applied > len(self._migrations):
+            raise ConfigError(f"{self._path} was made by a newer Copywatch (format {n_applied}); use that version.")
+        return n_applied

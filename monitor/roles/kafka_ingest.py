@@ -37,12 +37,12 @@ from monitor.kafka.broker import (
 from monitor.kafka.channel_assignment import ChannelAssignment
 from monitor.kafka.records import MAX_VALUE_BYTES, MS, end_of, record_of
 from monitor.ops.backoff import Backoff
-from monitor.ops.health import Health
+from monitor.ops.health import Health, set_problem
 from monitor.ops.metrics import Metrics
-from monitor.ops.process import note, stop_on_signals
+from monitor.ops.process import stop_on_signals
 from monitor.ops.systemd import notify
 from monitor.runtime.channel_roster import ChannelRoster, keep_watching, open_source, reload
-from monitor.web.server import answering
+from monitor.web.server import serve_probes
 from reference_db.features.encoder import Encoder, is_informative, load_encoder
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ async def ingest(
     stop = stop or asyncio.Event()
     stop_on_signals(stop)
     kafka, metrics, problems = settings.kafka, Metrics(CollectorRegistry()), dict[str, str]()
-    complain = partial(note, problems, "kafka")
+    complain = partial(set_problem, problems, "kafka")
     encoder = await asyncio.to_thread(load_encoder, settings.encoder, threads=settings.compute.threads)
     metrics.build_info.labels(__version__, encoder.encoder_id).set(1)
     publisher = Publisher(kafka, metrics, complain, stop)
@@ -85,7 +85,7 @@ async def ingest(
         return source, keep_watching(source.channel, _nothing, work, stop)
 
     try:
-        async with answering(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
+        async with serve_probes(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
             roster = ChannelRoster(tasks, publish, metrics)
             logger.info("publishing to %s; health at %s", kafka.frames, address)
             notify("READY=1", f"STATUS=publishing to {kafka.frames}")

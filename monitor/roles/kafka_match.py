@@ -39,16 +39,16 @@ from monitor.kafka.channel import MatchContext
 from monitor.kafka.partition import Partition
 from monitor.kafka.records import MS
 from monitor.ops.backoff import Backoff
-from monitor.ops.health import Health, Worker
+from monitor.ops.health import Health, Worker, set_problem
 from monitor.ops.metrics import Metrics
-from monitor.ops.process import note, stop_on_signals
+from monitor.ops.process import stop_on_signals
 from monitor.ops.systemd import notify
 from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.batcher import Batcher
-from monitor.runtime.index_refresh import follow, tell_index
+from monitor.runtime.index_refresh import follow, report_index
 from monitor.runtime.models import load_models
-from monitor.web.server import answering
+from monitor.web.server import serve_probes
 from reference_db.search.index import IndexKeeper
 
 logger = logging.getLogger(__name__)
@@ -76,16 +76,16 @@ async def match(
     rights = RightsStore(settings.data_dir)
     rules = await asyncio.to_thread(load_rules, rights)
     library = ActiveLibrary(await asyncio.to_thread(keeper.refresh), rules)
-    tell_index(library.index, metrics)
+    report_index(library.index, metrics)
     compute = Batcher(models, metrics)
     evidence = keeper_of(settings, models.net, metrics, lambda: library.rules)
     problems: dict[str, str] = {}
     workers = {"compute": compute.worker, "refresher": Worker()}
     health = Health(problems, ("index", "kafka"), workers, vital=("compute",))
     works = MatchContext(settings, library, models, compute, metrics, evidence)
-    member = MatchMember(works, partial(note, problems, "kafka"), stop)
+    member = MatchMember(works, partial(set_problem, problems, "kafka"), stop)
     try:
-        async with answering(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
+        async with serve_probes(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
             refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
             heeding = tasks.create_task(watch_rights(rights, library, metrics, problems))
             logger.info("matching against %d references; health at %s", len(library.index.references), address)

@@ -26,17 +26,17 @@ from monitor.ingest.latest_frames import LatestFrames
 from monitor.ingest.sources import Source
 from monitor.kafka.alert_topic import KafkaSink, follow_alerts
 from monitor.ops.channel_status import ChannelStatuses
-from monitor.ops.health import Health, Worker
-from monitor.ops.heartbeat import beat
+from monitor.ops.health import Health, Worker, set_problem
+from monitor.ops.heartbeat import measure_loop_lag
 from monitor.ops.metrics import Metrics
-from monitor.ops.process import note, stop_on_signals, tell_disk
+from monitor.ops.process import report_disk, stop_on_signals
 from monitor.ops.systemd import feed_watchdog, notify
 from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.batcher import Batcher
 from monitor.runtime.channel_monitor import ChannelMonitor
 from monitor.runtime.channel_roster import ChannelRoster, keep_watching, open_source, reload
-from monitor.runtime.index_refresh import follow, tell_index
+from monitor.runtime.index_refresh import follow, report_index
 from monitor.runtime.models import load_models
 from monitor.runtime.recovery import Recovery
 from monitor.runtime.runner import run_stream
@@ -45,7 +45,7 @@ from monitor.web.auth.gatekeeper import check_exposure
 from monitor.web.auth.tokens import Tokens
 from monitor.web.context import AppContext
 from monitor.web.probes import create_probes
-from monitor.web.server import Server, address_of, listeners_of
+from monitor.web.server import Server, open_listeners, url_of
 from reference_db.search.index import IndexKeeper
 
 logger = logging.getLogger(__name__)
@@ -74,16 +74,16 @@ async def serve(
     stop_on_signals(stop)
     web = settings.web
     check_exposure(web.host, Tokens(settings.data_dir))
-    listeners = listeners_of(web)
+    listeners = open_listeners(web)
     metrics = Metrics(CollectorRegistry(), statuses)
-    tell_disk(metrics, settings.data_dir)
+    report_disk(metrics, settings.data_dir)
     models = await asyncio.to_thread(load_models, settings)
     metrics.build_info.labels(__version__, models.name).set(1)
     keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
     rights, webhooks = RightsStore(settings.data_dir), WebhookStore(settings.data_dir)
     rules = await asyncio.to_thread(load_rules, rights)
     library = ActiveLibrary(await asyncio.to_thread(keeper.refresh), rules)
-    tell_index(library.index, metrics)
+    report_index(library.index, metrics)
     sinks: dict[str, Sink] = {"log": CallbackSink(_log)}
     if settings.alerting.output:
         sinks["file"] = JsonLinesSink(settings.alerting.output)
@@ -98,7 +98,7 @@ async def serve(
     outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
     problems: dict[str, str] = {}
     dispatcher = AlertDispatcher(
-        outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(note, problems, "outbox")
+        outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(set_problem, problems, "outbox")
     )
     workers = {"compute": compute.worker, "outbox writer": dispatcher.worker, "refresher": Worker()}
     health = Health(problems, ("index", "outbox"), workers, vital=("compute",))
@@ -144,20 +144,20 @@ async def serve(
             dispatching = tasks.create_task(dispatcher.run())
             for server, listener in zip(servers, listeners, strict=True):
                 tasks.create_task(server.serve([listener]))
-            beating = tasks.create_task(beat(metrics))
+            beating = tasks.create_task(measure_loop_lag(metrics))
             refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
             heeding = tasks.create_task(watch_rights(rights, library, metrics, problems, station.history, dispatcher))
-            feeding = tasks.create_task(feed_watchdog(lambda: health.hangs))
+            feeding = tasks.create_task(feed_watchdog(lambda: health.stuck_worker))
             facing = tasks.create_task(face.run())
             await roster.update(settings.channels)
             reloading = tasks.create_task(reload(config, settings.data_dir, roster))
             if settings.kafka.follow_alerts:
-                complain = partial(note, problems, "kafka")
+                complain = partial(set_problem, problems, "kafka")
                 following.append(tasks.create_task(follow_alerts(settings.kafka, dispatcher, metrics, complain)))
             watched = [channel.name for channel in settings.channels]
             for entry in kept.left_over(watched, in_a_fleet=settings.kafka.follow_alerts):
                 await dispatcher.put(entry)
-            address, *_ = addresses = [address_of(listener) for listener in listeners]
+            address, *_ = addresses = [url_of(listener) for listener in listeners]
             n_references = len(library.index.references)
             logger.info(
                 "watching %d channels for %d references; health at %s",

@@ -168,7 +168,7 @@ class Batcher:
             self._timer.cancel()
             self._timer = None
         for _ in range(-(-len(self._waiting) // MAX_BATCH)):
-            self.worker.given(self._pool.submit(self._run_batch, loop))
+            self.worker.track(self._pool.submit(self._run_batch, loop))
 
     async def run(self, stage: str, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The result of `work`, done in the worker thread and timed as `stage`."""
@@ -181,7 +181,7 @@ class Batcher:
                 self._metrics.stage_duration.labels(stage).observe(time.perf_counter() - began)
 
         done = self._pool.submit(timed)
-        self.worker.given(done)
+        self.worker.track(done)
         return await asyncio.wrap_future(done)
 
     def _run_batch(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -29,7 +29,7 @@ BUSY_S = 30.0  # until merging is tried again when it did not work, or another p
 LOW_PRIORITY = 10  # a nice value
 
 
-def tell_index(index: ReferenceIndex, metrics: Metrics) -> None:
+def report_index(index: ReferenceIndex, metrics: Metrics) -> None:
     for id, what in index.damaged.items():
         logger.error("reference %s is not searched: %s; run `copywatch refs verify`", id, what)
     metrics.references.set(len(index.references))
@@ -50,7 +50,7 @@ async def follow(
             asked_at = time.monotonic()
             try:
                 asking = asyncio.ensure_future(asyncio.to_thread(keeper.refresh))
-                worker.given(asking)
+                worker.track(asking)
                 index = await asking
                 _swap(library, index, metrics)
                 if keeper.is_whole:
@@ -108,5 +108,5 @@ async def _aside(work: Callable[[], T]) -> T:
 def _swap(library: ActiveLibrary, index: ReferenceIndex, metrics: Metrics) -> None:
     if index is not library.index:
         library.replace(index)
-        tell_index(index, metrics)
+        report_index(index, metrics)
         logger.info("index refreshed: %d references", len(index.references))

@@ -21,7 +21,7 @@ from monitor.alerting.outbox import History
 from monitor.errors import MonitorError, OutboxFailed, RightsStoreFailed
 from monitor.evidence.store import EvidenceStore
 from monitor.ops.change_signal import ChangeSignal, watch
-from monitor.ops.process import wait_or
+from monitor.ops.process import wait_for_event
 from monitor.rights.store import RightsStore
 from monitor.web.alert_views import alert_views
 from monitor.web.channel_board import ChannelBoard
@@ -62,7 +62,7 @@ class EventFeed:
         try:
             with watch(self._rights.changed) as reviewed, watch(self._rights.changed, self._emitted) as changed:
                 while True:
-                    await wait_or(changed, POLL_S if self._queues else IDLE_S)
+                    await wait_for_event(changed, POLL_S if self._queues else IDLE_S)
                     changed.clear()
                     self._has_reviews |= reviewed.is_set()
                     reviewed.clear()

@@ -22,12 +22,12 @@ def probes(metrics: Metrics, health: Health) -> APIRouter:
 
     @router.get("/livez")
     async def livez() -> PlainTextResponse:
-        hangs = health.hangs
+        hangs = health.stuck_worker
         return PlainTextResponse("ok\n" if hangs is None else f"{hangs}\n", status_code=200 if hangs is None else 503)
 
     @router.get("/readyz")
     async def readyz(request: Request) -> JSONResponse:
-        problems = health.complaints
+        problems = health.problems
         reply: dict[str, object] = {"status": "not ready" if problems else "ready"}
         if problems:
             reply["problems"] = problems

@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line where nobody watches, and no credential in any of them."""
+"""Logs: one JSON object per line unless a terminal reads them, and no credential in any of them."""
 
 import io
 import json
@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def _root_logger_is_put_back() -> Iterator[None]:
+def _restore_root_logger() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers, root.level
     yield
@@ -29,17 +29,17 @@ def _root_logger_is_put_back() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def written(stream: io.StringIO) -> list[dict[str, Any]]:
+def logged(stream: io.StringIO) -> list[dict[str, Any]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_a_line_says_when_how_grave_what_and_who() -> None:
+def test_a_line_has_time_level_event_logger_and_channel() -> None:
     stream = io.StringIO()
     configure_logging(LoggingSettings(), stream)
     with channel_logs("five"):
         logging.getLogger("monitor.ingest.live_source").warning("stalled after %d s", 12, extra={"attempt": 3})
     logging.getLogger("monitor.roles.serve").info("up")
-    first, second = written(stream)
+    first, second = logged(stream)
     age = datetime.now(UTC) - datetime.fromisoformat(first.pop("timestamp"))
     assert 0 <= age.total_seconds() < 60
     assert first == {
@@ -57,30 +57,30 @@ def test_structlog_and_logging_write_the_same_lines() -> None:
     configure_logging(LoggingSettings(), stream)
     structlog.get_logger("monitor.x").info("hello", channel="five")
     logging.getLogger("monitor.x").info("hello", extra={"channel": "five"})
-    ours, theirs = written(stream)
+    ours, theirs = logged(stream)
     assert ours.keys() == theirs.keys()
     assert ours["event"] == theirs["event"] == "hello"
 
 
-def test_the_level_is_kept() -> None:
+def test_lines_below_the_level_are_not_written() -> None:
     stream = io.StringIO()
     configure_logging(LoggingSettings(level="warning"), stream)
     logging.getLogger("monitor.x").info("quiet")
     logging.getLogger("monitor.x").error("loud")
-    assert [line["event"] for line in written(stream)] == ["loud"]
+    assert [line["event"] for line in logged(stream)] == ["loud"]
 
 
-def test_the_web_server_says_things_once_and_not_for_each_request() -> None:
+def test_the_web_server_logs_each_event_once_and_no_requests() -> None:
     stream = io.StringIO()
     configure_logging(LoggingSettings(), stream)
     logging.getLogger("uvicorn.access").info('127.0.0.1:9 - "GET /metrics HTTP/1.1" 200')
     logging.getLogger("uvicorn.error").info("Started", extra={"color_message": "\x1b[36mStarted"})
-    (line,) = written(stream)
+    (line,) = logged(stream)
     assert (line["event"], "color_message" in line) == ("Started", False)
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_no_credential_passes_even_in_a_traceback(form: Literal["json", "console"]) -> None:
+def test_no_credential_is_logged_even_in_a_traceback(form: Literal["json", "console"]) -> None:
     stream = io.StringIO()
     configure_logging(LoggingSettings(format=form), stream)
     try:
@@ -94,7 +94,7 @@ def test_no_credential_passes_even_in_a_traceback(form: Literal["json", "console
     assert "hunter2" not in stream.getvalue()
 
 
-def test_a_terminal_gets_plain_words_and_colour_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_plain_lines_with_colour_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     coloured, plain = Terminal(), Terminal()
     configure_logging(LoggingSettings(), coloured)

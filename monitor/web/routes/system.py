@@ -78,7 +78,7 @@ def system(context: Context) -> SystemOut:
         ),
         channels=context.board.counts(),
         backlog=dict(process.backlog),
-        problems=context.health.complaints,
+        problems=context.health.problems,
         evidence=EvidenceOut(
             bytes=process.evidence_bytes,
             quota_bytes=context.settings.evidence.quota_bytes,

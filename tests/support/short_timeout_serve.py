@@ -1,4 +1,4 @@
-"""`copywatch` whose patience with its own workers is short: python -m tests.support.impatient_serve ARGUMENTS..."""
+"""`copywatch` that calls a worker stuck after 3 s: python -m tests.support.short_timeout_serve ARGUMENTS..."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from monitor import cli
 from monitor.ops import health
 
 if __name__ == "__main__":
-    health.PATIENCE_S = 3.0
+    health.STUCK_S = 3.0
     cli.main(sys.argv[1:])
