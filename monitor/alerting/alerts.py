@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.excluding import Spans, trimmed
-from monitor.matching.stitching import Name, SegmentView
+from monitor.matching.stitching import Name, Seconds, SegmentView
 from monitor.ops.timestamps import rfc3339
 from monitor.rights.rules import CONFIRMED, FALSE, LICENSED, NO_RULES, REVIEWED, Rules
 from reference_db.store.catalog import Reference, ReferenceId
@@ -40,8 +40,8 @@ BREAK_REF_S = 10  # an alert continues another only if it starts this close to w
 class Gap:
     """Seconds of a channel that were not seen."""
 
-    at: float
-    seconds: float
+    at: Seconds
+    seconds: Seconds
     reason: str
 
     def touches(self, start_s: float, end_s: float) -> bool:
@@ -133,9 +133,9 @@ class _OpenAlert:
 
     reference: Reference
     continues: str | None
-    detected_at: float
+    detected_at: Seconds
     seq: int  # of the last event
-    emitted_s: float  # stream second of the last event
+    emitted_s: Seconds  # stream second of the last event
     last_view: SegmentView
     licence: str | None
 

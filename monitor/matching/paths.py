@@ -209,7 +209,7 @@ class TrackerState:
     """A tracker as it is stored."""
 
     walkers: list[_Walker]
-    visited: dict[int, set[int]]
+    visited: dict[int, list[int]]  # row -> columns, sorted: equal trackers have equal states
 
 
 class PathTracker:
@@ -269,11 +269,12 @@ class PathTracker:
 
     def state(self) -> TrackerState:
         """All that `restore` needs, but for the undecided row."""
-        return TrackerState(self._walkers, self._visited)
+        return TrackerState(self._walkers, {row: sorted(columns) for row, columns in self._visited.items()})
 
     def restore(self, state: TrackerState, undecided: MapRow | None) -> None:
         """Goes on from there."""
-        self._walkers, self._visited, self._previous = state.walkers, state.visited, undecided
+        self._walkers, self._previous = state.walkers, undecided
+        self._visited = {row: set(columns) for row, columns in state.visited.items()}
 
     def _begin(self, row: MapRow, below: MapRow | None) -> None:
         """Decide the starts of `row`; every older path has passed `below`, the row after it."""

@@ -62,6 +62,7 @@ class PathState:
     is_open: bool
 
 
+Seconds: TypeAlias = int | float  # whole if read off cells, fractional if refined; snapshots restore each as it was
 Name: TypeAlias = tuple[ReferenceId, tuple[int, int]]  # of a segment: its reference and first path's start cell
 
 
@@ -71,10 +72,10 @@ class SegmentView:
 
     reference: ReferenceId
     start: tuple[int, int]  # the first path's start cell
-    live_start_s: float
-    live_end_s: float
-    ref_start_s: float
-    ref_end_s: float
+    live_start_s: Seconds
+    live_end_s: Seconds
+    ref_start_s: Seconds
+    ref_end_s: Seconds
     score: float
     n_live: int  # stream seconds that were matched
     evidence_s: float

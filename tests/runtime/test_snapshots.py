@@ -18,28 +18,28 @@ from monitor.runtime import snapshots
 from monitor.runtime.models import Models
 from monitor.runtime.snapshots import MAGIC, MAX_BYTES, pack, unpack
 from reference_db.features.encoder import Encoder
-from tests.support.planted_channels import Air, Part, aired, new_watch, parts, told, trained
+from tests.support.planted_channels import Part, PlantedStream, alerts_of, new_monitor, parts, plant, trained_models
 from tests.support.planted_features import plain_net
 
 COPY = [Part(10, noise=1.0), Part(30, "swift", 20), Part(30, noise=1.0)]
 
 
-def whole(air: Air) -> list[Alert]:
-    watch = new_watch()
-    return told(watch, air) + watch.finish()
+def whole(air: PlantedStream) -> list[Alert]:
+    watch = new_monitor()
+    return alerts_of(watch, air) + watch.finish()
 
 
 @settings(max_examples=30, deadline=None)
 @given(parts=parts(), seed=st.integers(0, 3), data=st.data())
 def test_any_number_of_restarts_anywhere_changes_nothing(parts: list[Part], seed: int, data: st.DataObject) -> None:
-    air = aired(parts, seed)
+    air = plant(parts, seed)
     cuts = sorted(data.draw(st.sets(st.integers(0, len(air)), max_size=5)))
-    watch, alerts = new_watch(), []
+    watch, alerts = new_monitor(), []
     for begin, end in pairwise([0, *cuts, len(air)]):
-        alerts += told(watch, air, begin, end)
+        alerts += alerts_of(watch, air, begin, end)
         position = {"second": end}
         content = watch.snapshot(position)
-        watch = new_watch()
+        watch = new_monitor()
         resumed = watch.restore(content)
         assert (resumed.position, resumed.alerts) == (position, [])
         assert watch.snapshot(position) == content
@@ -47,12 +47,12 @@ def test_any_number_of_restarts_anywhere_changes_nothing(parts: list[Part], seed
 
 
 def test_a_copy_goes_on_under_its_id_over_a_restart() -> None:
-    air = aired(COPY)
-    first = new_watch(by=trained())
-    before = told(first, air, 0, 25)
-    second = new_watch(by=trained())
+    air = plant(COPY)
+    first = new_monitor(by=trained_models())
+    before = alerts_of(first, air, 0, 25)
+    second = new_monitor(by=trained_models())
     second.restore(first.snapshot({}))
-    after = told(second, air, 25) + second.finish()
+    after = alerts_of(second, air, 25) + second.finish()
     assert [alert.type for alert in before + after if alert.type != UPDATED] == [STARTED, ENDED]
     assert before[0].type == STARTED
     assert len({alert.id for alert in before + after}) == 1
@@ -61,50 +61,50 @@ def test_a_copy_goes_on_under_its_id_over_a_restart() -> None:
 
 def test_a_snapshot_stays_small_whatever_airs() -> None:
     loop = [Part(20, film, start) for start in (0, 20) for film in ("swift", "slow", "long", "other")]
-    air = aired(loop * 3)
-    watch = new_watch()
+    air = plant(loop * 3)
+    watch = new_monitor()
     sizes = []
     for begin in range(0, len(air), 40):
-        told(watch, air, begin, begin + 40)
+        alerts_of(watch, air, begin, begin + 40)
         sizes.append(len(watch.snapshot({})))
     assert max(sizes) < 600_000
     assert max(sizes[-4:]) < 1.5 * max(sizes[4:8])
 
 
 def test_what_was_not_seen_between_two_lives_is_a_gap() -> None:
-    air = aired(COPY)
-    first = new_watch()
-    told(first, air, 0, 25)
-    second = new_watch()
+    air = plant(COPY)
+    first = new_monitor()
+    alerts_of(first, air, 0, 25)
+    second = new_monitor()
     second.restore(first.snapshot({}))
-    missed = Air([replace(air.samples[30], gap_reason="restart"), *air.samples[31:]], air.rows[30:])
-    alerts = told(second, missed) + second.finish()
+    missed = PlantedStream([replace(air.samples[30], gap_reason="restart"), *air.samples[31:]], air.rows[30:])
+    alerts = alerts_of(second, missed) + second.finish()
     assert alerts[-1].gaps == (Gap(25, 5, "restart"),)
 
 
 def test_another_model_begins_anew_with_an_honest_gap() -> None:
-    air = aired(COPY)
-    first = new_watch()
-    told(first, air, 0, 20)
-    second = new_watch(by=Models(Encoder(list, "another"), plain_net()))
+    air = plant(COPY)
+    first = new_monitor()
+    alerts_of(first, air, 0, 20)
+    second = new_monitor(by=Models(Encoder(list, "another"), plain_net()))
     with pytest.raises(SnapshotRefused, match="model") as refused:
         second.restore(first.snapshot({"second": 19}))
     assert refused.value.notes is not None
     assert refused.value.notes["position"] == {"second": 19}
-    later = Air([replace(air.samples[24], gap_reason="restart"), *air.samples[25:]], air.rows[24:])
-    alerts = told(second, later) + second.finish()
+    later = PlantedStream([replace(air.samples[24], gap_reason="restart"), *air.samples[25:]], air.rows[24:])
+    alerts = alerts_of(second, later) + second.finish()
     assert alerts[-1].gaps == (Gap(20, 4, "restart"),)
 
 
 def test_a_reference_that_went_while_nobody_watched_ends_its_alert_with_the_reason() -> None:
-    air = aired(COPY)
-    first = new_watch()
-    started = told(first, air, 0, 25)[-1]
-    second = new_watch(("other", "slow"))
+    air = plant(COPY)
+    first = new_monitor()
+    started = alerts_of(first, air, 0, 25)[-1]
+    second = new_monitor(("other", "slow"))
     (ended,) = second.restore(first.snapshot({})).alerts
     assert (ended.id, ended.type, ended.reason) == (started.id, ENDED, "reference removed")
     assert (ended.title, ended.channel_start) == ("Swift", started.channel_start)
-    assert told(second, air, 25) + second.finish() == []
+    assert alerts_of(second, air, 25) + second.finish() == []
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +144,7 @@ def test_another_shape_or_stamp_is_refused_and_its_notes_can_still_be_read() -> 
         with pytest.raises(SnapshotRefused) as refused:
             unpack(kind, content, stamp)
         assert refused.value.notes == {"position": {"offset": 5}}
-    with pytest.raises(SnapshotRefused, match="the most"):
+    with pytest.raises(SnapshotRefused, match="more than the limit"):
         unpack(_One, content + bytes(MAX_BYTES), {"model": "a"})
 
 
