@@ -16,7 +16,7 @@ import pytest
 
 from monitor.demo.media import Media, make_media
 from tests.support.broker import Broker, session_broker
-from tests.support.recorded_channel import Studio, build
+from tests.support.recorded_channel import RecordedChannel, record_channel
 
 MARKER_OF_FIXTURE = {"broker": "broker", "browser": "browser", "made": "slow"}  # rendering takes a quarter of a minute
 NEEDS_PROGRAMS = ("broker", "browser", "system")
@@ -30,8 +30,8 @@ ANY_LINUX = (
 
 
 @pytest.fixture(scope="session")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Studio:
-    return build(tmp_path_factory.mktemp("studio"))
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RecordedChannel:
+    return record_channel(tmp_path_factory.mktemp("recorded"))
 
 
 @pytest.fixture(scope="session")

@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from monitor.alerting.alerts import ENDED, Alert, Gap, Pause
-from tests.support.planted_channels import Air, Part, aired, new_watch, told
+from tests.support.planted_channels import Part, PlantedStream, alerts_of, new_monitor, plant
 
 AD = 1.0  # noise alone: something that is in no library
 
 
-def ended(air: Air) -> list[Alert]:
-    watch = new_watch()
-    alerts = told(watch, air) + watch.finish()
+def ended(air: PlantedStream) -> list[Alert]:
+    watch = new_monitor()
+    alerts = alerts_of(watch, air) + watch.finish()
     return sorted((alert for alert in alerts if alert.type == ENDED), key=lambda alert: alert.channel_start)
 
 
@@ -25,7 +25,7 @@ def span(alert: Alert) -> tuple[float, float]:
 def test_one_reference_airing_twice_at_once_is_two_alerts() -> None:
     # a split screen: seconds 5-35 of the film on the left, 50-80 on the right
     alerts = ended(
-        aired([Part(8, noise=AD), Part(30, "swift", 5, noise=0.3, beside="swift", beside_from_s=50), Part(25)])
+        plant([Part(8, noise=AD), Part(30, "swift", 5, noise=0.3, beside="swift", beside_from_s=50), Part(25)])
     )
     assert [alert.reference for alert in alerts] == ["swift", "swift"]
     assert len({alert.id for alert in alerts}) == 2
@@ -35,7 +35,7 @@ def test_one_reference_airing_twice_at_once_is_two_alerts() -> None:
 
 def test_two_references_at_once_are_two_alerts() -> None:
     alerts = ended(
-        aired([Part(8, noise=AD), Part(30, "swift", 5, noise=0.3, beside="other", beside_from_s=20), Part(25)])
+        plant([Part(8, noise=AD), Part(30, "swift", 5, noise=0.3, beside="other", beside_from_s=20), Part(25)])
     )
     began = {str(alert.reference): alert.reference_start for alert in alerts}
     assert began == pytest.approx({"other": 20.0, "swift": 5.0}, abs=2)
@@ -44,7 +44,7 @@ def test_two_references_at_once_are_two_alerts() -> None:
 def test_a_short_break_is_a_pause_within_one_alert() -> None:
     # the film until its second 30, five seconds of something else, the film on from there
     alerts = ended(
-        aired([Part(8, noise=AD), Part(20, "swift", 10), Part(5, noise=AD), Part(20, "swift", 30), Part(25)])
+        plant([Part(8, noise=AD), Part(20, "swift", 10), Part(5, noise=AD), Part(20, "swift", 30), Part(25)])
     )
     (alert,) = alerts
     assert span(alert) == pytest.approx((8, 53), abs=2)
@@ -56,17 +56,17 @@ def test_a_short_break_is_a_pause_within_one_alert() -> None:
 
 def test_after_an_advert_break_a_second_alert_says_which_it_continues() -> None:
     parts = [Part(8, noise=AD), Part(25, "swift", 10), Part(60, noise=AD), Part(25, "swift", 35), Part(40, noise=AD)]
-    first, second = ended(aired([*parts, Part(20, "swift", 5), Part(25)]))[:2]
+    first, second = ended(plant([*parts, Part(20, "swift", 5), Part(25)]))[:2]
     assert (first.continues, first.pauses) == (None, ())
     assert second.continues == first.id
     assert second.reference_start == pytest.approx(first.reference_end, abs=3)
-    elsewhere = ended(aired([*parts, Part(20, "swift", 5), Part(25)]))[2]
+    elsewhere = ended(plant([*parts, Part(20, "swift", 5), Part(25)]))[2]
     assert elsewhere.continues is None  # the same film from another of its seconds is another airing
 
 
 def test_what_was_not_seen_is_a_gap_and_no_pause() -> None:
     (alert,) = ended(
-        aired([Part(8, noise=AD), Part(20, "swift", 10), Part(6, lost=True), Part(20, "swift", 36), Part(25)])
+        plant([Part(8, noise=AD), Part(20, "swift", 10), Part(6, lost=True), Part(20, "swift", 36), Part(25)])
     )
     assert [(gap.at, gap.seconds) for gap in alert.gaps] == [(28, 6)]
     assert alert.pauses == ()
@@ -74,9 +74,9 @@ def test_what_was_not_seen_is_a_gap_and_no_pause() -> None:
 
 def test_what_was_missed_between_two_epochs_is_a_gap_of_the_alerts_before_and_after_it() -> None:
     # a copy is on air when the source goes for an hour less 40 s, and when it comes back with another clock
-    air = aired([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
-    watch = new_watch()
-    alerts = [alert for alert in told(watch, air) if alert.type == ENDED]
+    air = plant([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
+    watch = new_monitor()
+    alerts = [alert for alert in alerts_of(watch, air) if alert.type == ENDED]
     before, after = alerts
     missed_s = 2 * 3600 + 1000 - 40  # its wall clock is two hours on, of which it says that second 1000 is
     assert before.gaps == (Gap(40, missed_s, "reconnect"),)
@@ -85,14 +85,14 @@ def test_what_was_missed_between_two_epochs_is_a_gap_of_the_alerts_before_and_af
 
 
 def test_a_clock_that_jumps_in_mid_stream_misses_nothing() -> None:
-    air = aired([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
-    same = Air([replace(sample, gap_reason="unseen") for sample in air.samples], air.rows)
+    air = plant([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
+    same = PlantedStream([replace(sample, gap_reason="unseen") for sample in air.samples], air.rows)
     assert [alert.gaps for alert in ended(same)] == [(), ()]
 
 
 def test_pauses_survive_on_disk() -> None:
     (alert,) = ended(
-        aired([Part(8, noise=AD), Part(20, "swift", 10), Part(5, noise=AD), Part(20, "swift", 30), Part(25)])
+        plant([Part(8, noise=AD), Part(20, "swift", 10), Part(5, noise=AD), Part(20, "swift", 30), Part(25)])
     )
     assert Alert.from_dict(alert.as_dict()) == alert
     assert isinstance(alert.pauses[0], Pause)

@@ -12,7 +12,7 @@ from tests.support.web_server import Serving, furnish
 
 def run(folder: Path, calls_each: int, seed: int) -> dict[str, Any]:
     """Calls every operation `calls_each` times in each way; an invalid response or a dead server is a failure."""
-    serving = Serving(furnish(recorded_channel.build(folder / "studio"), folder / "web"))
+    serving = Serving(furnish(recorded_channel.record_channel(folder / "recorded"), folder / "web"))
     try:
         serving.wait_for("the stream ended")
         client = serving.client()

@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from monitor.demo.media import Media
 from reference_db.registration import register
 from reference_db.store.catalog import Catalog
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 from tests.support.serve_process import dies_with_us
 from tests.support.web_server import Client, Serving
 
@@ -126,13 +126,13 @@ def demo(made: Media, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo
 
 
 @pytest.fixture(scope="session")
-def hostile(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def hostile(recorded: RecordedChannel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """A channel that aired a film whose title is markup and whose owner is a formula, one that cannot be reached."""
     folder = tmp_path_factory.mktemp("hostile")
     with Catalog.open(folder / "data", write=True) as catalog:
-        film = studio.settings.data_dir.parent / "harbour.mp4"
-        register(film, catalog, studio.models.encoder, id="film", title=HOSTILE, owner=FORMULA)
-    running = Serving(_config(folder, channels=studio.recording))
+        film = recorded.settings.data_dir.parent / "harbour.mp4"
+        register(film, catalog, recorded.models.encoder, id="film", title=HOSTILE, owner=FORMULA)
+    running = Serving(_config(folder, channels=recorded.recording))
     running.wait_for("the stream ended")
     yield running
     assert running.stop() == 0

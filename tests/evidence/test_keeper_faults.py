@@ -30,7 +30,7 @@ from reference_db.media.frames import Frame
 from reference_db.media.jpeg import encode_jpeg
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
-from tests.support.planted_channels import BEGAN, Air, Part, aired, film_rows, outcomes_of, trained
+from tests.support.planted_channels import BEGAN, Part, PlantedStream, film_rows, outcomes_of, plant, trained_models
 
 #   0 noise 10 swift from its second 20 on 60 noise 80
 PARTS = [Part(10, noise=1.0), Part(50, "swift", 20, noise=0.2), Part(20, noise=1.0)]
@@ -46,14 +46,14 @@ def shown_second(content: bytes | None) -> int:
     return round((float(np.asarray(Image.open(io.BytesIO(content))).mean()) - 40) / 2)
 
 
-def with_pictures(air: Air) -> Air:
+def with_pictures(air: PlantedStream) -> PlantedStream:
     samples: list[Sample] = [
         replace(sample, frame=Frame(sample.second, float(sample.second), card(sample.second))) for sample in air.samples
     ]
-    return Air(samples, air.rows)
+    return PlantedStream(samples, air.rows)
 
 
-AIR = with_pictures(aired(PARTS))
+AIR = with_pictures(plant(PARTS))
 
 
 @dataclass
@@ -75,10 +75,10 @@ class Room:
         settings = Settings(data_dir=self.folder, evidence=self.evidence)
         with Catalog.open(self.folder) as catalog:
             library = ActiveLibrary(ReferenceIndex.build(catalog, "planted"))
-        keeper = EvidenceKeeper(settings, trained().net, self.metrics, lambda: self.rules)
-        return keeper, ChannelMonitor(library, trained(), settings, self.metrics, keeper)
+        keeper = EvidenceKeeper(settings, trained_models().net, self.metrics, lambda: self.rules)
+        return keeper, ChannelMonitor(library, trained_models(), settings, self.metrics, keeper)
 
-    def air(self, air: Air, begin: int = 0, end: int | None = None) -> None:
+    def air(self, air: PlantedStream, begin: int = 0, end: int | None = None) -> None:
         for outcome in outcomes_of(self.watch, air.samples[begin:end], air.rows[begin:end]):
             self.told += outcome.alerts
         self.keeper.flush()
@@ -153,7 +153,7 @@ def test_a_reference_without_pictures_is_said_to_have_none(
 
 def test_a_channel_of_features_has_no_pictures_and_says_so(room: Room) -> None:
     blind = Frame(0, 0.0, np.zeros((1, 1, 3), np.uint8))
-    room.air(Air([replace(sample, frame=blind) for sample in AIR.samples], AIR.rows))
+    room.air(PlantedStream([replace(sample, frame=blind) for sample in AIR.samples], AIR.rows))
     report = room.report(room.finish())
     assert "no picture of the channel was kept" in report["note"]
     assert {frame["air"] for frame in report["frames"]} == {None}
@@ -275,10 +275,10 @@ def test_what_it_takes_stays_within_its_quota_and_confirmed_evidence_stays_longe
 def test_switched_off_nothing_is_kept_and_alerts_name_no_evidence(tmp_path: Path) -> None:
     register(tmp_path)
     settings = Settings(data_dir=tmp_path, evidence=EvidenceSettings(enabled=False))
-    assert keeper_module.keeper_of(settings, trained().net, Metrics(CollectorRegistry()), Rules) is None
+    assert keeper_module.keeper_of(settings, trained_models().net, Metrics(CollectorRegistry()), Rules) is None
     with Catalog.open(tmp_path) as catalog:
         library = ActiveLibrary(ReferenceIndex.build(catalog, "planted"))
-    watch = ChannelMonitor(library, trained(), settings, Metrics(CollectorRegistry()))
+    watch = ChannelMonitor(library, trained_models(), settings, Metrics(CollectorRegistry()))
     told = [alert for outcome in outcomes_of(watch, AIR.samples, AIR.rows) for alert in outcome.alerts] + watch.finish()
     assert {alert.evidence for alert in told} == {None}
     assert not (tmp_path / "evidence").exists()

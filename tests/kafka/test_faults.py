@@ -19,12 +19,12 @@ from monitor.roles import kafka_match
 from tests.support.broker import Broker
 from tests.support.fault_proxy import FaultProxy
 from tests.support.kafka_fleet import Fleet
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 
 
 @pytest.fixture
-def fleet(broker: Broker, studio: Studio) -> Fleet:
-    return Fleet.new(broker, studio)
+def fleet(broker: Broker, recorded: RecordedChannel) -> Fleet:
+    return Fleet.new(broker, recorded)
 
 
 @pytest.fixture

@@ -17,11 +17,21 @@ from monitor.rights.rules import Licence, Rules
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.channel_monitor import ChannelMonitor
 from reference_db.store.catalog import Reference, ReferenceId
-from tests.support.planted_channels import BEGAN, FILMS, Air, Part, aired, library, parts, quick, told
+from tests.support.planted_channels import (
+    BEGAN,
+    FILMS,
+    Part,
+    PlantedStream,
+    alerts_of,
+    library,
+    parts,
+    plant,
+    quick_models,
+)
 
 SWIFT = ReferenceId("swift")
 #   0 noise 10 swift from its second 20 on 60 noise 80
-AIR = aired([Part(10, noise=1.0), Part(50, "swift", 20, noise=0.2), Part(20, noise=1.0)])
+AIR = plant([Part(10, noise=1.0), Part(50, "swift", 20, noise=0.2), Part(20, noise=1.0)])
 OPEN_S, CHANGED_S = 30, 40
 ALERT, OTHER = "a" * 24, "b" * 24
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
@@ -81,12 +91,12 @@ def active_library(rules: Rules | None = None) -> ActiveLibrary:
 
 
 def new_monitor(library: ActiveLibrary, metrics: Metrics | None = None) -> ChannelMonitor:
-    return ChannelMonitor(library, quick(), Settings(), metrics or Metrics(CollectorRegistry()))
+    return ChannelMonitor(library, quick_models(), Settings(), metrics or Metrics(CollectorRegistry()))
 
 
-def all_alerts(rules: Rules, air: Air = AIR, metrics: Metrics | None = None) -> list[Alert]:
+def all_alerts(rules: Rules, air: PlantedStream = AIR, metrics: Metrics | None = None) -> list[Alert]:
     monitor = new_monitor(active_library(rules), metrics)
-    return told(monitor, air) + monitor.finish()
+    return alerts_of(monitor, air) + monitor.finish()
 
 
 def alerts_by_rules(before: Rules, after: Rules, *later: Rules) -> list[list[Alert]]:
@@ -95,7 +105,7 @@ def alerts_by_rules(before: Rules, after: Rules, *later: Rules) -> list[list[Ale
     monitor, alerts = new_monitor(library), []
     for rules, begin, end in zip((before, after, *later), cuts, cuts[1:], strict=False):
         library.rules = rules
-        alerts.append(told(monitor, AIR, begin or 0, end))
+        alerts.append(alerts_of(monitor, AIR, begin or 0, end))
     alerts[-1] += monitor.finish()
     return alerts
 
@@ -202,7 +212,7 @@ def test_a_replay_from_the_start_retracts_a_false_alert_again(unruled: list[Aler
 def test_a_false_alert_whose_stream_ends_at_once_is_retracted_not_ended(unruled: list[Alert]) -> None:
     library = active_library()
     monitor = new_monitor(library)
-    before = told(monitor, AIR, 0, CHANGED_S)
+    before = alerts_of(monitor, AIR, 0, CHANGED_S)
     library.rules = Rules([], {}, {unruled[0].id: "false"})
     (last,) = monitor.finish()
     assert (last.type, last.reason) == (RETRACTED, REVIEWED_FALSE)
@@ -212,11 +222,11 @@ def test_a_false_alert_whose_stream_ends_at_once_is_retracted_not_ended(unruled:
 @settings(max_examples=12, deadline=None)
 @given(parts(), st.sampled_from(FILMS))
 def test_a_reference_that_is_excluded_whole_never_alerts_and_others_do(drawn: list[Part], film: str) -> None:
-    air = aired(drawn)
+    air = plant(drawn)
 
     def alerts_under(rules: Rules) -> list[Alert]:
-        monitor = ChannelMonitor(active_library(rules), quick(), Settings(), Metrics(CollectorRegistry()))
-        return told(monitor, air) + monitor.finish()
+        monitor = ChannelMonitor(active_library(rules), quick_models(), Settings(), Metrics(CollectorRegistry()))
+        return alerts_of(monitor, air) + monitor.finish()
 
     excluded = Rules([], {ReferenceId(film): [(0.0, 1e6)]})
     assert alerts_under(excluded) == [alert for alert in alerts_under(Rules()) if alert.reference != film]
@@ -239,7 +249,7 @@ def test_a_restored_monitor_emits_what_an_unbroken_one_does(restart_at: int, unr
             if n == restart_at:
                 snapshot, monitor = monitor.snapshot({"n": n}), new_monitor(library)
                 alerts += monitor.restore(snapshot).alerts
-            alerts += told(monitor, AIR, n, n + 1)
+            alerts += alerts_of(monitor, AIR, n, n + 1)
         return alerts + monitor.finish()
 
     unbroken = alerts_with_restart(None)

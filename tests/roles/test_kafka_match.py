@@ -16,12 +16,12 @@ from monitor.kafka import partition
 from tests.kafka.test_records import bomb
 from tests.support.broker import Broker
 from tests.support.kafka_fleet import Fleet
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 
 
 @pytest.fixture
-def fleet(broker: Broker, studio: Studio) -> Fleet:
-    return Fleet.new(broker, studio)
+def fleet(broker: Broker, recorded: RecordedChannel) -> Fleet:
+    return Fleet.new(broker, recorded)
 
 
 def test_bad_late_and_repeated_records_stop_nothing_and_are_counted(fleet: Fleet) -> None:

@@ -21,12 +21,12 @@ from monitor.roles.serve import serve
 from monitor.runtime.check import check_file
 from tests.support.broker import Broker, free_ports
 from tests.support.kafka_fleet import Fleet, Scrape
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 
 
 @pytest.fixture
-def fleet(broker: Broker, studio: Studio) -> Fleet:
-    return Fleet.new(broker, studio)
+def fleet(broker: Broker, recorded: RecordedChannel) -> Fleet:
+    return Fleet.new(broker, recorded)
 
 
 @asynccontextmanager

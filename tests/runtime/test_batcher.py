@@ -24,7 +24,7 @@ from monitor.runtime.channel_monitor import ChannelMonitor
 from monitor.runtime.check import CallbackDelivery
 from monitor.runtime.match_step import MatchStep
 from monitor.runtime.runner import run_stream
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 
 
 async def tell(compute: Batcher, watch: ChannelMonitor, samples: list[Sample], pauses: list[bool]) -> list[Alert]:
@@ -37,14 +37,16 @@ async def tell(compute: Batcher, watch: ChannelMonitor, samples: list[Sample], p
     return alerts + await compute.run("match", watch.finish)
 
 
-def together(studio: Studio, channels: list[list[Sample]], seed: int) -> list[list[Alert]]:
+def together(recorded: RecordedChannel, channels: list[list[Sample]], seed: int) -> list[list[Alert]]:
     """The alerts of each channel, all of them watched at once."""
     rng = np.random.default_rng(seed)
 
     async def watch_all() -> list[list[Alert]]:
-        compute = Batcher(studio.models, Metrics(CollectorRegistry()))
+        compute = Batcher(recorded.models, Metrics(CollectorRegistry()))
         try:
-            telling = [tell(compute, studio.watch(), one, (rng.random(len(one)) < 0.3).tolist()) for one in channels]
+            telling = [
+                tell(compute, recorded.new_monitor(), one, (rng.random(len(one)) < 0.3).tolist()) for one in channels
+            ]
             return await asyncio.gather(*telling)
         finally:
             compute.close()
@@ -53,47 +55,47 @@ def together(studio: Studio, channels: list[list[Sample]], seed: int) -> list[li
 
 
 @pytest.mark.slow
-def test_what_a_channel_tells_does_not_depend_on_the_others(studio: Studio) -> None:
-    harbour, garden = studio.samples[8:45], studio.samples[45:78]
+def test_what_a_channel_tells_does_not_depend_on_the_others(recorded: RecordedChannel) -> None:
+    harbour, garden = recorded.samples[8:45], recorded.samples[45:78]
     lossy = [sample for sample in harbour if sample.second % 7 != 3]  # its gaps are thought through beside the others
     channels = [harbour, lossy, harbour[10:], garden]
-    alone = [together(studio, [one], 0)[0] for one in channels]
+    alone = [together(recorded, [one], 0)[0] for one in channels]
     assert [len({alert.id for alert in alerts}) for alerts in alone] == [1, 1, 1, 1]
-    assert together(studio, channels, 1) == alone
-    assert together(studio, channels[::-1], 2) == alone[::-1]
+    assert together(recorded, channels, 1) == alone
+    assert together(recorded, channels[::-1], 2) == alone[::-1]
 
 
-def test_a_held_picture_is_encoded_once(studio: Studio) -> None:
+def test_a_held_picture_is_encoded_once(recorded: RecordedChannel) -> None:
     metrics = Metrics(CollectorRegistry())
-    first, second = studio.samples[:2]
+    first, second = recorded.samples[:2]
     held = replace(second, frame=replace(first.frame, second=second.second, held=True))
-    compute = Batcher(studio.models, metrics)
-    asyncio.run(tell(compute, studio.watch(), [first, held, studio.samples[2]], [False] * 3))
+    compute = Batcher(recorded.models, metrics)
+    asyncio.run(tell(compute, recorded.new_monitor(), [first, held, recorded.samples[2]], [False] * 3))
     compute.close()
     assert metrics.registry.get_sample_value("copywatch_stage_duration_seconds_count", {"stage": "encode"}) == 2
     assert metrics.registry.get_sample_value("copywatch_stage_duration_seconds_count", {"stage": "match"}) == 4
 
 
-def test_a_channel_whose_thoughts_fail_takes_no_other_with_it(studio: Studio) -> None:
+def test_a_channel_whose_thoughts_fail_takes_no_other_with_it(recorded: RecordedChannel) -> None:
     def fails(row: NDArray[np.float32], informative: bool) -> MatchStep[None]:
         raise RuntimeError("of this channel only")
         yield []
 
-    harbour = studio.samples[8:40]
+    harbour = recorded.samples[8:40]
 
     async def both() -> list[Alert]:
-        compute = Batcher(studio.models, Metrics(CollectorRegistry()))
+        compute = Batcher(recorded.models, Metrics(CollectorRegistry()))
         try:
-            telling = asyncio.create_task(tell(compute, studio.watch(), harbour, [False] * len(harbour)))
+            telling = asyncio.create_task(tell(compute, recorded.new_monitor(), harbour, [False] * len(harbour)))
             slot = compute.slot()
             while not telling.done():
                 with pytest.raises(RuntimeError, match="of this channel only"):
-                    await slot.submit(studio.samples[0].frame, fails)
+                    await slot.submit(recorded.samples[0].frame, fails)
             return await telling
         finally:
             compute.close()
 
-    assert asyncio.run(both()) == together(studio, [harbour], 0)[0]
+    assert asyncio.run(both()) == together(recorded, [harbour], 0)[0]
 
 
 class Flood:
@@ -134,11 +136,11 @@ def counted(registry: CollectorRegistry) -> dict[str, float]:
     return counts
 
 
-def test_overload_drops_the_oldest_and_every_scrape_accounts_for_every_second(studio: Studio) -> None:
+def test_overload_drops_the_oldest_and_every_scrape_accounts_for_every_second(recorded: RecordedChannel) -> None:
     metrics = Metrics(CollectorRegistry())
     scrapes: list[dict[str, float]] = []
     told: list[Alert] = []
-    source = Flood(studio.samples[8:40], 12, metrics)
+    source = Flood(recorded.samples[8:40], 12, metrics)
     ended = threading.Event()
 
     def scrape() -> None:
@@ -146,9 +148,9 @@ def test_overload_drops_the_oldest_and_every_scrape_accounts_for_every_second(st
             scrapes.append(counted(metrics.registry))
 
     async def watch() -> None:
-        compute = Batcher(studio.models, metrics)
+        compute = Batcher(recorded.models, metrics)
         try:
-            await run_stream(source, studio.watch(), CallbackDelivery(told.append), compute, metrics)
+            await run_stream(source, recorded.new_monitor(), CallbackDelivery(told.append), compute, metrics)
         finally:
             compute.close()
 
@@ -175,7 +177,7 @@ def test_overload_drops_the_oldest_and_every_scrape_accounts_for_every_second(st
     assert told
 
 
-def test_a_turn_goes_round_the_channels_however_many_wait(studio: Studio) -> None:
+def test_a_turn_goes_round_the_channels_however_many_wait(recorded: RecordedChannel) -> None:
     order: list[int] = []
 
     def think(channel: int, row: NDArray[np.float32], informative: bool) -> MatchStep[None]:
@@ -186,10 +188,10 @@ def test_a_turn_goes_round_the_channels_however_many_wait(studio: Studio) -> Non
     async def channel(compute: Batcher, number: int) -> None:
         slot = compute.slot()
         for _ in range(5):
-            await slot.submit(studio.samples[0].frame, partial(think, number))
+            await slot.submit(recorded.samples[0].frame, partial(think, number))
 
     async def all_of_them() -> None:
-        compute = Batcher(studio.models, Metrics(CollectorRegistry()))
+        compute = Batcher(recorded.models, Metrics(CollectorRegistry()))
         try:
             await asyncio.gather(*(channel(compute, number) for number in range(20)))
         finally:

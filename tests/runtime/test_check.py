@@ -9,12 +9,12 @@ import pytest
 from monitor.alerting.alerts import Alert
 from monitor.runtime.check import check_file
 from reference_db.errors import MediaError
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 
 
-def test_both_copies_are_found_where_they_aired_and_nothing_else(studio: Studio) -> None:
+def test_both_copies_are_found_where_they_aired_and_nothing_else(recorded: RecordedChannel) -> None:
     told: list[Alert] = []
-    segments = check_file(studio.recording, "ch1", settings=studio.settings, on_alert=told.append)
+    segments = check_file(recorded.recording, "ch1", settings=recorded.settings, on_alert=told.append)
     assert [segment["reference"] for segment in segments] == ["harbour", "garden"]
     for segment, (air_s, ref_s, length) in zip(segments, ((14.3, 10.6, 18), (50.3, 20.2, 16)), strict=True):
         assert segment["channel_start"] == pytest.approx(air_s, abs=2)
@@ -25,8 +25,8 @@ def test_both_copies_are_found_where_they_aired_and_nothing_else(studio: Studio)
     assert next(alert.type for alert in told if alert.reference == "harbour") == "alert.started"
 
 
-def test_a_file_that_is_no_video_is_one_sentence(studio: Studio, tmp_path: Path) -> None:
+def test_a_file_that_is_no_video_is_one_sentence(recorded: RecordedChannel, tmp_path: Path) -> None:
     broken = tmp_path / "broken.ts"
     broken.write_bytes(b"no video at all" * 100)
     with pytest.raises(MediaError, match=r"broken\.ts"):
-        check_file(broken, "ch1", settings=studio.settings)
+        check_file(broken, "ch1", settings=recorded.settings)

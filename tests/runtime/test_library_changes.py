@@ -23,10 +23,10 @@ from reference_db.search.index import IndexKeeper, ReferenceIndex
 from reference_db.store.catalog import Catalog, ReferenceFeatures, ReferenceId
 from tests.reference_db.search.test_index_keeper import add, found, remove
 from tests.reference_db.store.test_catalog import some_reference
-from tests.support.planted_channels import FILMS, Part, aired, film_rows, library, told, trained
+from tests.support.planted_channels import FILMS, Part, alerts_of, film_rows, library, plant, trained_models
 
 #   0 noise 10 swift, with other beside it 50 noise 70
-AIR = aired([Part(10, noise=1.0), Part(40, "swift", 20, noise=0.2, beside="other", beside_from_s=5), Part(20, noise=1)])
+AIR = plant([Part(10, noise=1.0), Part(40, "swift", 20, noise=0.2, beside="other", beside_from_s=5), Part(20, noise=1)])
 
 
 def index_of(*names: str) -> ReferenceIndex:
@@ -41,15 +41,15 @@ def rows_of(name: str) -> ReferenceFeatures:
 
 def test_removing_a_reference_that_is_on_air_ends_its_alert_with_a_reason_and_no_other() -> None:
     lent = ActiveLibrary(index_of(*FILMS))
-    watch = ChannelMonitor(lent, trained(), Settings(), Metrics(CollectorRegistry()))
-    before = told(watch, AIR, 0, 30)
+    watch = ChannelMonitor(lent, trained_models(), Settings(), Metrics(CollectorRegistry()))
+    before = alerts_of(watch, AIR, 0, 30)
     assert {alert.reference for alert in before if alert.type == STARTED} == {"swift", "other"}
     lent.replace(index_of("other", "slow", "long"))
-    (ended, *more) = told(watch, AIR, 30, 31)
+    (ended, *more) = alerts_of(watch, AIR, 30, 31)
     assert (ended.type, ended.reference, ended.reason) == (ENDED, "swift", "reference removed")
     assert ended.id in {alert.id for alert in before if alert.reference == "swift"}
     assert ended.channel_end <= 31
-    after = more + told(watch, AIR, 31) + watch.finish()
+    after = more + alerts_of(watch, AIR, 31) + watch.finish()
     assert "swift" not in {alert.reference for alert in after}
     (last,) = [alert for alert in after if alert.type == ENDED]
     assert (last.reference, last.reason) == ("other", None)
@@ -64,24 +64,24 @@ def test_an_alert_tells_what_became_of_its_reference(
     names: tuple[str, ...], damaged: dict[ReferenceId, str], reason: str
 ) -> None:
     lent = ActiveLibrary(index_of(*FILMS))
-    watch = ChannelMonitor(lent, trained(), Settings(), Metrics(CollectorRegistry()))
-    told(watch, AIR, 0, 30)
+    watch = ChannelMonitor(lent, trained_models(), Settings(), Metrics(CollectorRegistry()))
+    alerts_of(watch, AIR, 0, 30)
     pairs = [(replace(one, features_sha256="f" * 64) if one.id == "swift" else one, rows_of(one.id)) for one in
              index_of(*names).references]  # fmt: skip
     held = ReferenceIndex.from_features(pairs)
     lent.replace(ReferenceIndex(held.references, 8, held.parts, HeldRows(pairs), damaged))
-    ended = told(watch, AIR, 30, 31)[0]
+    ended = alerts_of(watch, AIR, 30, 31)[0]
     assert (ended.type, ended.reference, ended.reason) == (ENDED, "swift", reason)
 
 
 def test_a_reference_added_while_it_is_on_air_is_told_and_a_merge_changes_nothing() -> None:
     lent = ActiveLibrary(index_of("other", "slow", "long"))
-    watch = ChannelMonitor(lent, trained(), Settings(), Metrics(CollectorRegistry()))
-    assert "swift" not in {alert.reference for alert in told(watch, AIR, 0, 25)}
+    watch = ChannelMonitor(lent, trained_models(), Settings(), Metrics(CollectorRegistry()))
+    assert "swift" not in {alert.reference for alert in alerts_of(watch, AIR, 0, 25)}
     lent.replace(index_of(*FILMS))
-    rest = told(watch, AIR, 25, 40)
+    rest = alerts_of(watch, AIR, 25, 40)
     lent.replace(index_of(*FILMS))  # another generation of the same references
-    rest += told(watch, AIR, 40) + watch.finish()
+    rest += alerts_of(watch, AIR, 40) + watch.finish()
     (ended,) = [alert for alert in rest if alert.type == ENDED and alert.reference == "swift"]
     assert ended.reason is None
     assert ended.channel_start == pytest.approx(10, abs=3)

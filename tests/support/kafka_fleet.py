@@ -30,7 +30,7 @@ from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog
 from tests.support.broker import Broker
 from tests.support.planted_channels import BEGAN, outcomes_of
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 
 PATIENCE_S = 120.0
 SESSION_S = 6.0
@@ -43,12 +43,12 @@ class Fleet:
     """One set of topics, and what airs on them."""
 
     broker: Broker
-    studio: Studio
+    studio: RecordedChannel
     name: str
     partitions: int
 
     @classmethod
-    def new(cls, broker: Broker, studio: Studio, partitions: int = 1) -> Fleet:
+    def new(cls, broker: Broker, studio: RecordedChannel, partitions: int = 1) -> Fleet:
         """A fleet whose topics are there."""
         fleet = cls(broker, studio, f"t{uuid.uuid4().hex[:8]}", partitions)
         kafka = fleet.settings().kafka

@@ -1,4 +1,4 @@
-"""Channels of planted features: pieces of films, noise, lost and dull seconds, broken clocks, drawn by hypothesis."""
+"""Channels of planted features: pieces of films, noise, lost and uninformative seconds, broken clocks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def unit(rows: NDArray[np.float64]) -> NDArray[np.float32]:
 
 @cache
 def film_rows(name: str) -> NDArray[np.float32]:
-    """Films: two lively ones, a slow one whose seconds look alike, one longer than a band is wide."""
+    """Four films: two lively ones, a slow one whose seconds look alike, one longer than a band is wide."""
     n_seconds, seed, pace = {
         "swift": (90, 1, 0.9),
         "other": (60, 2, 0.8),
@@ -74,9 +74,9 @@ def library(names: tuple[str, ...] = FILMS) -> ActiveLibrary:
 
 
 class QuickModels(Models):
-    """A network without training, in numpy: it looks as far as ours does and gives all three steps, only faster.
+    """An untrained network in numpy: faster, with the receptive field of ours and all three steps.
 
-    The mask is the better of a cell's similarity and the mean along its diagonal; a step goes where it is more alike.
+    The mask is the larger of a cell's similarity and the mean along its diagonal; a step goes to the most similar cell.
     """
 
     def __init__(self) -> None:
@@ -87,14 +87,14 @@ class QuickModels(Models):
 
 
 def quick_tile(cells: NDArray[np.float32]) -> TileMaps:
-    """What is read of a tile: its newest rows, without the halo."""
+    """The maps of a tile: its newest rows, without the halo."""
     mask, step = quick_maps(cells)
     inner = slice(HALO, cells.shape[1] - HALO)
     return TileMaps(mask[-HALO - 1 :, inner], step[-HALO:, inner])
 
 
 def quick_maps(cells: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """Mask [M, N] and step [M-1, N-1] of a matrix, zero beyond it; each within four cells of what it depends on."""
+    """Mask [M, N] and step [M-1, N-1] of a matrix, zero beyond it; each depends on cells at most HALO away."""
     height, width = cells.shape
     wide = np.zeros((height + 2 * HALO, width + 2 * HALO), np.float32)
     wide[HALO:-HALO, HALO:-HALO] = cells
@@ -105,24 +105,24 @@ def quick_maps(cells: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray
 
 
 @cache
-def quick() -> Models:
+def quick_models() -> Models:
     return QuickModels()
 
 
 @cache
-def trained() -> Models:
+def trained_models() -> Models:
     """The shipped network; features are planted, so the encoder only has a name."""
     torch.set_num_threads(1)
     return Models(Encoder(list, "planted"), load_mask_step(None))
 
 
-def new_watch(names: tuple[str, ...] = FILMS, by: Models | None = None) -> ChannelMonitor:
-    return ChannelMonitor(library(names), by or quick(), Settings(), Metrics(CollectorRegistry()))
+def new_monitor(names: tuple[str, ...] = FILMS, by: Models | None = None) -> ChannelMonitor:
+    return ChannelMonitor(library(names), by or quick_models(), Settings(), Metrics(CollectorRegistry()))
 
 
 @dataclass(frozen=True)
 class Part:
-    """So many seconds of a film from one of its seconds on (none: of something else), blurred by noise."""
+    """Some seconds of a film from second `from_s` on (None: of nothing registered), with noise added."""
 
     seconds: int
     film: str | None = None
@@ -137,8 +137,8 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Air:
-    """What a channel handed over."""
+class PlantedStream:
+    """The samples of a channel and their feature rows."""
 
     samples: list[Sample]
     rows: Rows
@@ -147,7 +147,8 @@ class Air:
         return len(self.samples)
 
 
-def aired(parts: Sequence[Part], seed: int = 0) -> Air:
+def plant(parts: Sequence[Part], seed: int = 0) -> PlantedStream:
+    """The parts one after the other, a sample for each second that is not lost."""
     rng = np.random.default_rng([99, seed])
     epoch, second, samples, rows = ChannelEpoch("ch5", "2026-11-16T08:00:00Z", BEGAN), 0, [], []
     for number, part in enumerate(parts):
@@ -158,8 +159,8 @@ def aired(parts: Sequence[Part], seed: int = 0) -> Air:
             row = part.noise * unit(rng.standard_normal(FEATURE_SIZE)).astype(np.float64)
             for film, from_s in ((part.film, part.from_s), (part.beside, part.beside_from_s)):
                 if film is not None:
-                    shown = film_rows(film)
-                    row = row + shown[int(from_s + n * part.speed) % len(shown)]
+                    film_row = film_rows(film)
+                    row = row + film_row[int(from_s + n * part.speed) % len(film_row)]
             if not part.lost:
                 arrived = epoch.began_at or BEGAN
                 samples.append(
@@ -167,11 +168,11 @@ def aired(parts: Sequence[Part], seed: int = 0) -> Air:
                 )
                 rows.append((unit(row), not part.dull))
             second += 1
-    return Air(samples, rows)
+    return PlantedStream(samples, rows)
 
 
 def parts() -> st.SearchStrategy[list[Part]]:
-    """Two to six stretches of air, each copy long enough to be told or too short to be."""
+    """Two to six parts; some copies are long enough for an alert, some too short."""
     films = st.sampled_from(FILMS)
     copy = st.builds(
         Part,
@@ -198,7 +199,7 @@ def outcomes_of(monitor: ChannelMonitor, samples: list[Sample], rows: Rows) -> l
     ]
 
 
-def told(watch: ChannelMonitor, air: Air, begin: int = 0, end: int | None = None) -> list[Alert]:
+def alerts_of(monitor: ChannelMonitor, stream: PlantedStream, begin: int = 0, end: int | None = None) -> list[Alert]:
     """The alerts of these samples."""
-    outcomes = outcomes_of(watch, air.samples[begin:end], air.rows[begin:end])
+    outcomes = outcomes_of(monitor, stream.samples[begin:end], stream.rows[begin:end])
     return [alert for outcome in outcomes for alert in outcome.alerts]

@@ -30,7 +30,7 @@ from reference_db.features.encoder import load_encoder
 from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
 from tests.support import killed_match
 from tests.support.broker import Broker, Record, wait_for
-from tests.support.planted_channels import BEGAN, FILMS, Part, aired, film_rows
+from tests.support.planted_channels import BEGAN, FILMS, Part, film_rows, plant
 
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["tests.support.killed_match"])
@@ -83,7 +83,7 @@ def programme(seed: int, seconds: int) -> list[Part]:
 
 def records(house: House, channel: str, parts: Sequence[Part], seed: int, partition: int | None = None) -> list[Record]:
     """The programme as feature rows, and the record that says that the stream ended."""
-    air, found = aired(parts, seed), []
+    air, found = plant(parts, seed), []
     for sample, encoded in zip(air.samples, air.rows, strict=True):
         epoch = ChannelEpoch(channel, sample.epoch.name, sample.epoch.began_at, sample.epoch.first_s)
         one = record_of(replace(sample, epoch=epoch), encoded, house.encoder_id)

@@ -1,4 +1,4 @@
-"""A small library and a recorded channel that aired pieces of it, for tests of the whole pipeline."""
+"""A small library and the recording of a channel that broadcast pieces of it, for tests of the whole pipeline."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Rows = list[tuple[NDArray[np.float32], bool]]
 
 
 @dataclass(frozen=True)
-class Studio:
-    """A library with two films, and a recording of a channel that aired pieces of them."""
+class RecordedChannel:
+    """A library with two films, the recording of a channel that broadcast pieces of them, and its feature rows."""
 
     settings: Settings
     models: Models
@@ -42,30 +42,36 @@ class Studio:
     samples: list[Sample]
     rows: Rows
 
-    def watch(self) -> ChannelMonitor:
+    def new_monitor(self) -> ChannelMonitor:
         with Catalog.open(self.settings.data_dir) as catalog:
             index = ReferenceIndex.build(catalog, self.models.encoder.encoder_id)
         return ChannelMonitor(ActiveLibrary(index), self.models, self.settings, Metrics(CollectorRegistry()))
 
 
-# Until which second, what, and from which of its seconds:
+# End second, film, and the film's second at which the piece starts:
 #   0 other 14.3 harbour 32.3 other 50.3 garden 66.3 other 90
-AIR = ((14.3, OTHER, 100.0), (32.3, HARBOUR, 10.6), (50.3, OTHER, 300.0), (66.3, GARDEN, 20.2), (90.0, OTHER, 500.0))
+AIRED = (
+    (14.3, OTHER, 100.0),
+    (32.3, HARBOUR, 10.6),
+    (50.3, OTHER, 300.0),
+    (66.3, GARDEN, 20.2),
+    (90.0, OTHER, 500.0),
+)
 
 
-def air() -> Iterator[tuple[float, NDArray[np.uint8]]]:
-    """The pictures of the channel."""
-    for number in range(int(AIR[-1][0] * FPS)):
+def broadcast() -> Iterator[tuple[float, NDArray[np.uint8]]]:
+    """The pictures of the broadcast, with their times."""
+    for number in range(int(AIRED[-1][0] * FPS)):
         time_s, began_s = number / FPS, 0.0
-        for end_s, film, from_s in AIR:
+        for end_s, film, from_s in AIRED:
             if time_s < end_s:
                 yield time_s, film.picture(from_s + time_s - began_s)
                 break
             began_s = end_s
 
 
-def build(folder: Path) -> Studio:
-    """All of it, made in this folder."""
+def record_channel(folder: Path) -> RecordedChannel:
+    """Creates the library and the recording in this folder."""
     settings = Settings(data_dir=folder / "data")
     models = load_models(settings)
     with Catalog.open(settings.data_dir, write=True) as catalog:
@@ -73,9 +79,9 @@ def build(folder: Path) -> Studio:
             pictures = ((n / FPS, film.picture(n / FPS)) for n in range(int(film.duration_s * FPS)))
             path = media.write_clip(folder / f"{film.name}.mp4", pictures, fps=FPS)
             register(path, catalog, models.encoder, title=film.title)
-    recording = media.write_clip(folder / "recording.ts", air(), fps=FPS)
+    recording = media.write_clip(folder / "recording.ts", broadcast(), fps=FPS)
     samples = asyncio.run(_read(FileSource(recording, ChannelStatus("ch1"))))
-    return Studio(settings, models, recording, samples, models.encode([sample.frame for sample in samples]))
+    return RecordedChannel(settings, models, recording, samples, models.encode([sample.frame for sample in samples]))
 
 
 async def _read(source: FileSource) -> list[Sample]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 from tests.support.serve_process import dies_with_us
 
 PATIENCE_S = 120.0
@@ -132,20 +132,19 @@ class Serving:
         self._reader.join(PATIENCE_S)
 
 
-def furnish(studio: Studio, folder: Path, *, host: str = "127.0.0.1", more: str = "") -> Path:
+def furnish(recorded: RecordedChannel, folder: Path, *, host: str = "127.0.0.1", more: str = "") -> Path:
     """A configuration with a library of its own and two channels, in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = shutil.ignore_patterns(
-        "alerts.*", "rights.*", "jobs.*", "evidence"
-    )  # by tests that run on the studio itself
-    shutil.copytree(studio.settings.data_dir, folder / "data", ignore=told)
+    # tests that use this folder directly leave these there
+    ignored = shutil.ignore_patterns("alerts.*", "rights.*", "jobs.*", "evidence")
+    shutil.copytree(recorded.settings.data_dir, folder / "data", ignore=ignored)
     config = folder / "copywatch.yaml"
     config.write_text(
         f"""
 data_dir: data
 web: {{host: {host}, port: 0}}
 channels:
-  - {{name: works, url: "{studio.recording}", mode: exact}}
+  - {{name: works, url: "{recorded.recording}", mode: exact}}
   - {{name: broken, url: "http://user:s3cret@127.0.0.1:9/nothing.m3u8?token=hush"}}
 {more}"""
     )

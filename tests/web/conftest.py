@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 from tests.support.web_server import Client, Serving, furnish
 
 
 @pytest.fixture(scope="module")
-def serving(studio: Studio, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    running = Serving(furnish(studio, tmp_path_factory.mktemp("web")))
+def serving(recorded: RecordedChannel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    running = Serving(furnish(recorded, tmp_path_factory.mktemp("web")))
     running.wait_for("the stream ended")
     yield running
     assert running.stop() == 0

@@ -16,7 +16,7 @@ from standardwebhooks import Webhook
 from monitor.web.auth.tokens import Tokens
 from reference_db.library import ReferenceLibrary
 from tests.support import media
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 from tests.support.web_only import Door
 from tests.test_readme import section
 
@@ -27,9 +27,9 @@ def blocks(title: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", section(title), re.M | re.S)
 
 
-def test_every_call_of_the_api_works(tmp_path: Path, studio: Studio) -> None:
+def test_every_call_of_the_api_works(tmp_path: Path, recorded: RecordedChannel) -> None:
     media.write_clip(tmp_path / "film.mp4", ((n / 5, media.picture(3, n / 5)) for n in range(20)), fps=5)
-    (tmp_path / "film-42.copywatch").write_bytes(ReferenceLibrary(studio.settings.data_dir).exported("harbour"))
+    (tmp_path / "film-42.copywatch").write_bytes(ReferenceLibrary(recorded.settings.data_dir).exported("harbour"))
     token = Tokens(tmp_path / "data").add("ada", "write")
     calls = [line for block in blocks("REST API", "sh") for line in block.replace("\\\n", "").splitlines()]
     assert len(calls) == 6

@@ -16,7 +16,7 @@ from monitor.web.auth.gatekeeper import SCOPES
 from monitor.web.auth.tokens import Tokens
 from monitor.web.requests import idempotency
 from monitor.web.routes import alerts
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 from tests.support.sample_alert import sample_alert
 from tests.support.web_only import Door
 from tests.support.web_server import Reply
@@ -94,8 +94,8 @@ def test_a_token_is_not_kept_with_the_answers(tmp_path: Path) -> None:
     assert token.encode() not in kept
 
 
-def test_an_upload_sent_again_is_one_job(tmp_path: Path, studio: Studio) -> None:
-    content = studio.recording.read_bytes()
+def test_an_upload_sent_again_is_one_job(tmp_path: Path, recorded: RecordedChannel) -> None:
+    content = recorded.recording.read_bytes()
 
     def body(boundary: str) -> bytes:
         head = f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="a.mp4"\r\n\r\n'
@@ -199,8 +199,8 @@ def test_the_document_names_it_for_every_post_but_logging_in(tmp_path: Path) -> 
 # --- ETag ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_reference_is_sent_once_and_removed_as_it_was_seen(tmp_path: Path, studio: Studio) -> None:
-    shutil.copytree(studio.settings.data_dir, tmp_path / "data")
+def test_a_reference_is_sent_once_and_removed_as_it_was_seen(tmp_path: Path, recorded: RecordedChannel) -> None:
+    shutil.copytree(recorded.settings.data_dir, tmp_path / "data")
     with Door(tmp_path / "data") as door:
         client = door.client()
         for path in ("/references/harbour", "/references/harbour/export", "/references/harbour/thumbnails/3"):

@@ -19,7 +19,7 @@ from monitor.web.routes import references
 from reference_db.library import ReferenceLibrary
 from reference_db.store.catalog import Catalog
 from tests.support import media
-from tests.support.recorded_channel import Studio
+from tests.support.recorded_channel import RecordedChannel
 from tests.support.web_only import Door
 from tests.support.web_server import Client, Reply
 
@@ -60,10 +60,10 @@ def over(client: Client, id: str) -> dict[str, Any]:
 
 
 def test_a_removal_while_somebody_writes_is_done_after_it(
-    tmp_path: Path, studio: Studio, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, recorded: RecordedChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(references, "BUSY_S", 0.0)
-    shutil.copytree(studio.settings.data_dir, tmp_path / "data")
+    shutil.copytree(recorded.settings.data_dir, tmp_path / "data")
     with Door(tmp_path / "data") as door:
         client = door.client()
         with Catalog.open(tmp_path / "data", write=True):
