@@ -109,7 +109,7 @@ def _broker(folder: Path, named: str | None) -> Iterator[str]:
     if started.returncode != 0:
         raise SystemExit("bench: could not start a broker; name a running one by --kafka host:port")
     try:
-        found = re.search(r"answers at (\S+)\.\n", started.stdout)
+        found = re.search(r"running at (\S+)\.\n", started.stdout)
         assert found
         yield found[1]
     finally:

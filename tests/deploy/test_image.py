@@ -18,13 +18,13 @@ from packaging.utils import canonicalize_name
 from monitor.config.settings import load_settings
 from monitor.demo.films import Film
 from tests.support import media
-from tests.support.container import Box, Recipe, first_process
-from tests.support.image_libraries import lend, needed
+from tests.support.container import Container, Dockerfile, first_process
+from tests.support.image_libraries import link_into, requirements
 from tests.support.promql_queries import ROOT
 from tests.support.serve_process import until
 
 DOCKERFILE = ROOT / "deploy/Dockerfile"
-RECIPE = Recipe(DOCKERFILE)
+PARSED = Dockerfile(DOCKERFILE)
 FPS = 4
 FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), 24.0)
 
@@ -35,11 +35,11 @@ def test_hadolint_finds_nothing() -> None:
 
 
 def test_it_does_not_run_as_root_and_has_a_health_check() -> None:
-    assert all(int(number) > 0 for number in RECIPE.word("USER").split(":"))
-    port = RECIPE.environment["COPYWATCH_WEB__PROBES_PORT"]
-    assert f":{port}/readyz" in RECIPE.command("HEALTHCHECK")[-1]
-    assert port in RECIPE.word("EXPOSE").split()
-    assert RECIPE.command("ENTRYPOINT") == ["copywatch"]
+    assert all(int(number) > 0 for number in PARSED.word("USER").split(":"))
+    port = PARSED.environment["COPYWATCH_WEB__PROBES_PORT"]
+    assert f":{port}/readyz" in PARSED.command("HEALTHCHECK")[-1]
+    assert port in PARSED.word("EXPOSE").split()
+    assert PARSED.command("ENTRYPOINT") == ["copywatch"]
 
 
 def test_dockerignore_passes_exactly_the_files_that_are_copied() -> None:
@@ -50,7 +50,7 @@ def test_dockerignore_passes_exactly_the_files_that_are_copied() -> None:
 
 
 def test_its_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name, value in RECIPE.environment.items():
+    for name, value in PARSED.environment.items():
         if name.startswith("COPYWATCH_"):
             monkeypatch.setenv(name, value)
     settings = load_settings()
@@ -59,24 +59,24 @@ def test_its_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.fixture
-def box(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Box]:
+def box(tmp_path: Path, pytestconfig: pytest.Config) -> Iterator[Container]:
     """The image, built from its Dockerfile.
 
     pip finds every library installed already, unless `--whole-image` asks for an installation from scratch. In place of
     PyTorch's index of CPU wheels stands pip's own, which has the same torch with GPU libraries.
     """
-    box = Box(RECIPE, tmp_path / "box")
+    box = Container(PARSED, tmp_path / "box")
     if not pytestconfig.getoption("--whole-image"):
-        lend(box.packages)
+        link_into(box.packages)
     box.build(ROOT, {"TORCH_INDEX": os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple")})
     yield box
     subprocess.run(["rm", "-rf", box.folder], check=True)  # gigabytes, in the long form
 
 
 @pytest.mark.system
-def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Box) -> None:
+def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Container) -> None:
     installed = {canonicalize_name(one.name): one.version for one in distributions(path=[str(box.packages)])}
-    wanted = {name: one.version for name, one in needed().items()}
+    wanted = {name: one.version for name, one in requirements().items()}
     assert {name: installed[name] for name in installed.keys() - {"copywatch", "pip", "setuptools"}} == {
         name: wanted[name] for name in wanted.keys() - {"setuptools"}
     }
@@ -86,16 +86,16 @@ def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Box) -> None:
     (box.config / "copywatch.yaml").write_text(
         "alerting: {output: /data/alerts.jsonl}\nchannels: [{name: air, url: /data/air.ts, mode: exact}]\n"
     )
-    user = RECIPE.word("USER")
+    user = PARSED.word("USER")
     assert f"{box.data.stat().st_uid}:{box.data.stat().st_gid}" == user
 
-    adding = box.start([*RECIPE.command("ENTRYPOINT"), "refs", "add", "/data/film.mp4"])
+    adding = box.start([*PARSED.command("ENTRYPOINT"), "refs", "add", "/data/film.mp4"])
     output, _ = adding.communicate(timeout=120)
     assert adding.returncode == 0, output
 
-    container = box.start([*RECIPE.command("ENTRYPOINT"), *RECIPE.command("CMD")])
+    container = box.start([*PARSED.command("ENTRYPOINT"), *PARSED.command("CMD")])
     try:
-        health = RECIPE.command("HEALTHCHECK")
+        health = PARSED.command("HEALTHCHECK")
         until(
             lambda: box.join(container, health).returncode == 0, lambda: (container.poll(), box.join(container, health))
         )

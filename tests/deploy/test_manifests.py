@@ -20,15 +20,15 @@ import yaml
 from monitor import __version__
 from monitor.cli import app
 from monitor.config.settings import load_settings
-from tests.support.container import Recipe
+from tests.support.container import Dockerfile
 from tests.support.promql_queries import ROOT
 
 DEPLOY = ROOT / "deploy"
-RECIPE = Recipe(DEPLOY / "Dockerfile")
+DOCKERFILE = Dockerfile(DEPLOY / "Dockerfile")
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
 VERSIONS = ("1.30", "1.37")  # the oldest and the newest that are checked
-PORT = int(RECIPE.environment["COPYWATCH_WEB__PROBES_PORT"])
+PORT = int(DOCKERFILE.environment["COPYWATCH_WEB__PROBES_PORT"])
 
 
 def is_command(words: list[str]) -> bool:
@@ -74,7 +74,7 @@ def test_profiles_exist_and_our_services_are_locked_down() -> None:
         if service["image"].startswith("copywatch:"):
             assert service["read_only"] is True
             assert service["cap_drop"] == ["ALL"]
-            assert is_command(service.get("command", RECIPE.command("CMD")))
+            assert is_command(service.get("command", DOCKERFILE.command("CMD")))
 
 
 def test_environment_variables_are_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_every_manifest_is_applied() -> None:
 def test_the_pod_is_locked_down_limited_and_probed() -> None:
     pod = dict(manifests())["statefulset.yaml"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    user, group = map(int, RECIPE.word("USER").split(":"))
+    user, group = map(int, DOCKERFILE.word("USER").split(":"))
     assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["runAsGroup"]) == (user, group)
     assert pod["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
     assert container["securityContext"]["readOnlyRootFilesystem"] is True

@@ -1,4 +1,4 @@
-"""`scripts/bench.py channels` prints what it promises, from one run of everything real."""
+"""`scripts/bench.py channels` measures a real run and prints every figure."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 FILM = Film("film", "The Film", 77, ("hills", "face", "city"), 12.0)
 
 
-def test_every_figure_of_the_load_comes_from_one_run(tmp_path: Path) -> None:
+def test_one_run_gives_every_figure(tmp_path: Path) -> None:
     pictures = ((n / 10, FILM.picture(n / 10)) for n in range(120))
     film = media.write_clip(tmp_path / "film.mp4", pictures, fps=10, gop=16, b_frames=0)
     size = ["--channels", "2", "--seconds", "8", "--warm-up", "4", "--reference-seconds", "60"]

@@ -1,4 +1,4 @@
-"""`scripts/bench.py kafka` runs to its end on a real broker, and its figures fit together."""
+"""`scripts/bench.py kafka` runs on a real broker, and its figures are consistent."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ import sys
 from tests.support.broker import ROOT, Broker
 
 
-def test_match_is_measured_beside_its_bare_halves(broker: Broker) -> None:
-    words = ["scripts/bench.py", "kafka", "--kafka", broker.address, "--channels", "2", "--seconds", "120", "--json"]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)
+def test_match_is_compared_with_both_baselines(broker: Broker) -> None:
+    arguments = [
+        "scripts/bench.py",
+        "kafka",
+        "--kafka",
+        broker.address,
+        "--channels",
+        "2",
+        "--seconds",
+        "120",
+        "--json",
+    ]
+    done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["records"] == 240

@@ -1,9 +1,8 @@
-"""What a container engine would do with our Dockerfile, by namespaces alone: builds it, then runs it as its user.
+"""Builds our Dockerfile and runs it as its user with namespaces only, without a container engine.
 
-The root is a tmpfs into which the system and its Python are bound read-only, in place of the base image. What the
-Dockerfile's own lines make (/opt/copywatch, the user in /etc, /data) is made by these very lines; then all of it is
-read-only but /data and /tmp. Processes, mounts and network of what runs are apart from the machine's, and the command
-is process 1.
+The root is a tmpfs with the system and its Python bound read-only, in place of the base image. The lines of the
+Dockerfile run as they are and create /opt/copywatch, the user in /etc and /data; then everything is read-only except
+/data and /tmp. The command is process 1, with its own process, mount and network namespaces.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ PYTHON = Path("/opt/python/bin")  # `python` of the base image
 LOOPBACK_UP = (  # what `ip link set lo up` does: SIOCSIFFLAGS with IFF_UP and IFF_RUNNING
     "import fcntl, socket, struct; fcntl.ioctl(socket.socket(), 0x8914, struct.pack('16sh', b'lo', 0x41))"
 )
-OURS = ("COPYWATCH_", "PYTHON", "VIRTUAL_ENV", "TMPDIR")  # what the tests have set for themselves
+OURS = ("COPYWATCH_", "PYTHON", "VIRTUAL_ENV", "TMPDIR")  # variables of the tests
 
 
-class Recipe:
-    """A Dockerfile: what its first stage makes, and what its last sets for whoever runs the image."""
+class Dockerfile:
+    """A parsed Dockerfile: the instructions of its first stage, and those of its last."""
 
-    def __init__(self, dockerfile: Path) -> None:
-        text = "\n".join(line for line in dockerfile.read_text().splitlines() if not line.lstrip().startswith("#"))
+    def __init__(self, path: Path) -> None:
+        text = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
         lines = [line for line in text.replace("\\\n", " ").splitlines() if line.strip()]
         first, last = (n for n, line in enumerate(lines) if line.startswith("FROM "))
         self.build = [tuple(line.split(None, 1)) for line in lines[first:last]]
-        self.said = [tuple(line.split(None, 1)) for line in lines[last:]]
+        self.final = [tuple(line.split(None, 1)) for line in lines[last:]]
 
     def word(self, name: str) -> str:
-        (found,) = [rest for word, rest in self.said if word == name]
+        (found,) = [rest for word, rest in self.final if word == name]
         return found
 
     def command(self, name: str) -> list[str]:
@@ -52,17 +51,17 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Box:
-    """Where the image is made and its commands are run; all that it has of its own is in `folder`."""
+class Container:
+    """Builds the image and runs its commands; all files that it creates are in `folder`."""
 
-    recipe: Recipe
+    dockerfile: Dockerfile
     folder: Path
 
     def __post_init__(self) -> None:
         for name in ("root", "venv", "source", "data", "config", "tmp"):
             (self.folder / name).mkdir(parents=True)
         subprocess.run(["cp", "--archive", "/etc", self.folder / "etc"], check=True)
-        (self.folder / "etc/resolv.conf").unlink(missing_ok=True)  # often a link to elsewhere
+        (self.folder / "etc/resolv.conf").unlink(missing_ok=True)  # often a symbolic link
         shutil.copy("/etc/resolv.conf", self.folder / "etc/resolv.conf")
 
     @property
@@ -75,13 +74,13 @@ class Box:
 
     @property
     def packages(self) -> Path:
-        """Where the image's environment has its packages."""
+        """site-packages of the image's environment."""
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
         return self.folder / "venv/lib" / version / "site-packages"
 
     def build(self, repository: Path, arguments: Mapping[str, str]) -> None:
-        """Does every COPY and RUN of the Dockerfile, one after another, as `docker build` does."""
-        for word, rest in self.recipe.build:
+        """Runs every COPY and RUN of the Dockerfile in order, as `docker build` does."""
+        for word, rest in self.dockerfile.build:
             if word == "COPY":
                 *sources, target = rest.split()
                 for source in sources:
@@ -90,36 +89,36 @@ class Box:
                     subprocess.run(["cp", "--recursive", repository / source, to], check=True)
             elif word == "RUN":
                 self._run(rest, arguments)
-        self._run(self.recipe.word("RUN"), {})
+        self._run(self.dockerfile.word("RUN"), {})
 
     def _run(self, command: str, arguments: Mapping[str, str]) -> None:
-        (workdir,) = [rest for word, rest in self.recipe.build if word == "WORKDIR"]
+        (workdir,) = [rest for word, rest in self.dockerfile.build if word == "WORKDIR"]
         own = {Path("/opt/copywatch"): "venv", Path(workdir): "source", Path("/data"): "data"}
         own |= {Path("/tmp"): "tmp", Path("/etc"): "etc"}
         lines = self._base()
         for inside, name in own.items():
-            lines += [f"mkdir -p {self._there(inside)}", f"mount --bind {self.folder / name} {self._there(inside)}"]
+            lines += [f"mkdir -p {self._path(inside)}", f"mount --bind {self.folder / name} {self._path(inside)}"]
         lines.append(f"chroot {self.folder / 'root'} sh -c {shlex.quote(f'cd {workdir} && {command}')}")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         path = f"{PYTHON}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-        with self._begun(lines, ["--mount"], inherited | {"HOME": "/tmp", "PATH": path} | dict(arguments)) as making:
-            said, _ = making.communicate()
-        assert making.returncode == 0, f"{command}\n{said}"
+        with self._start(lines, ["--mount"], inherited | {"HOME": "/tmp", "PATH": path} | dict(arguments)) as process:
+            output, _ = process.communicate()
+        assert process.returncode == 0, f"{command}\n{output}"
 
     def start(self, command: Sequence[str]) -> subprocess.Popen[str]:
-        """The command as process 1 of a new container."""
+        """Runs the command as process 1 of a new container."""
         lines = self._base()
         for inside, name in ((Path("/etc"), "etc"), (Path("/opt/copywatch"), "venv"), (Path("/config"), "config")):
-            lines += self._bound(self.folder / name, inside)
-        lines += [f"mkdir -p {self._there(Path(place))}" for place in ("/data", "/tmp")]
-        lines += [f"mount --bind {self.data} {self._there(Path('/data'))}"]
-        lines += [f"mount -t tmpfs -o mode=1777 none {self._there(Path('/tmp'))}"]
+            lines += self._bind(self.folder / name, inside)
+        lines += [f"mkdir -p {self._path(Path(place))}" for place in ("/data", "/tmp")]
+        lines += [f"mount --bind {self.data} {self._path(Path('/data'))}"]
+        lines += [f"mount -t tmpfs -o mode=1777 none {self._path(Path('/tmp'))}"]
         lines += [f"mount -o remount,ro {self.folder / 'root'}", f'{sys.executable} -c "{LOOPBACK_UP}"']
-        apart = ["--mount", "--net", "--pid", "--fork", "--kill-child"]
-        return self._begun([*lines, f"exec {self._inside(command)}"], apart, {})
+        namespaces = ["--mount", "--net", "--pid", "--fork", "--kill-child"]
+        return self._start([*lines, f"exec {self._inside(command)}"], namespaces, {})
 
     def join(self, container: subprocess.Popen[str], command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-        """The command inside a running container, as `docker exec` and health checks run it."""
+        """Runs the command inside a running container, as `docker exec` and health checks do."""
         enter = ["nsenter", f"--target={first_process(container)}", "--mount", "--net", "--pid", "sh", "-c"]
         return subprocess.run(
             [*_as_root(), *enter, f"exec {self._inside(command)}"],
@@ -129,12 +128,14 @@ class Box:
             env={"PATH": os.environ["PATH"]},
         )
 
-    def _begun(self, lines: Sequence[str], apart: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    def _start(
+        self, lines: Sequence[str], namespaces: Sequence[str], variables: Mapping[str, str]
+    ) -> subprocess.Popen[str]:
         script = self.folder / "begin.sh"
         exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items() if name.isidentifier()]
         script.write_text("\n".join(["set -e", *lines[:-1], *exports, lines[-1]]) + "\n")
         return subprocess.Popen(
-            [*_as_root(), "unshare", *apart, "sh", str(script)],
+            [*_as_root(), "unshare", *namespaces, "sh", str(script)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -143,37 +144,42 @@ class Box:
         )
 
     def _base(self) -> list[str]:
-        """The base image: this machine's system, and the Python that the tests run on as `python`."""
+        """The base image: the system of this machine, and the Python of the tests as `python`."""
         lines = ["mount --make-rprivate /", f"mount -t tmpfs -o mode=755 none {self.folder / 'root'}"]
         system = [Path(name) for name in ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/dev", "/sys")]
         for place in [*(one for one in system if one.exists()), Path(sys.base_prefix).resolve()]:
-            lines += self._bound(place, place)
-        lines += [f"mkdir -p {self._there(PYTHON)} {self._there(Path('/proc'))}"]
-        lines += [f"ln -s {Path(sys.executable).resolve()} {self._there(PYTHON / 'python')}"]
-        return [*lines, f"mount -t proc proc {self._there(Path('/proc'))}"]
+            lines += self._bind(place, place)
+        lines += [f"mkdir -p {self._path(PYTHON)} {self._path(Path('/proc'))}"]
+        lines += [f"ln -s {Path(sys.executable).resolve()} {self._path(PYTHON / 'python')}"]
+        return [*lines, f"mount -t proc proc {self._path(Path('/proc'))}"]
 
-    def _there(self, inside: Path) -> str:
+    def _path(self, inside: Path) -> str:
         return f"{self.folder / 'root'}{inside}"
 
-    def _bound(self, place: Path, inside: Path) -> list[str]:
-        there = self._there(inside)
-        return [f"mkdir -p {there}", f"mount --bind {place} {there}", f"mount -o remount,bind,ro {there}"]
+    def _bind(self, place: Path, inside: Path) -> list[str]:
+        target = self._path(inside)
+        return [f"mkdir -p {target}", f"mount --bind {place} {target}", f"mount -o remount,bind,ro {target}"]
 
     def _inside(self, command: Sequence[str]) -> str:
-        user, group = self.recipe.word("USER").split(":")
+        user, group = self.dockerfile.word("USER").split(":")
         drop = ["setpriv", "--reuid", user, "--regid", group, "--clear-groups", "--no-new-privs"]
-        drop += ["--bounding-set=-all", "--inh-caps=-all", "--pdeathsig", "KILL"]  # unshare's own ends with the user
-        variables = [f"{name}={value}" for name, value in self.recipe.environment.items()]
-        place = ["env", "-i", f"--chdir={self.recipe.word('WORKDIR')}", *variables]
+        drop += [
+            "--bounding-set=-all",
+            "--inh-caps=-all",
+            "--pdeathsig",
+            "KILL",
+        ]  # unshare's own signal is cleared with the user
+        variables = [f"{name}={value}" for name, value in self.dockerfile.environment.items()]
+        place = ["env", "-i", f"--chdir={self.dockerfile.word('WORKDIR')}", *variables]
         root = str(self.folder / "root")
         return shlex.join(["chroot", root, "/usr/bin/env", "-i", "PATH=/usr/bin:/bin", *drop, *place, *command])
 
 
 def first_process(container: subprocess.Popen[str]) -> int:
-    """Process 1 of the container, by its number outside; waits until it runs the command."""
+    """The outside pid of the container's process 1; waits until it runs the command."""
     found = 0
 
-    def is_there() -> bool:
+    def is_running() -> bool:
         nonlocal found
         assert container.poll() is None, container.communicate()
         pids = [container.pid]
@@ -184,7 +190,7 @@ def first_process(container: subprocess.Popen[str]) -> int:
                 return True
         return False
 
-    until(is_there, lambda: "it does not start")
+    until(is_running, lambda: "the container does not start")
     return found
 
 

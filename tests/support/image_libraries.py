@@ -1,4 +1,4 @@
-"""What the image installs: Copywatch's libraries and theirs, by what each says it needs."""
+"""The libraries that the image installs: dependencies of Copywatch and their dependencies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from packaging.utils import canonicalize_name
 from tests.support.promql_queries import ROOT
 
 
-def needed() -> dict[str, Distribution]:
-    """All that pyproject.toml asks for, and what that needs in turn, as the tests' environment has it; by name."""
+def requirements() -> dict[str, Distribution]:
+    """All direct and indirect dependencies in pyproject.toml, as installed in the environment of the tests; by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found: dict[str, Distribution] = {}
-    asked = [(Requirement(line), "") for line in project["dependencies"]]  # and for which extra
+    pending = [(Requirement(line), "") for line in project["dependencies"]]  # with the extra that needs it
     seen = set[str]()
-    while asked:
-        requirement, extra = asked.pop()
+    while pending:
+        requirement, extra = pending.pop()
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
             continue
         name = canonicalize_name(requirement.name)
@@ -30,24 +30,24 @@ def needed() -> dict[str, Distribution]:
         for wanted in ("", *requirement.extras):
             if (what := f"{name}[{wanted}]") not in seen:
                 seen.add(what)
-                asked += [(Requirement(line), wanted) for line in found[name].requires or ()]
+                pending += [(Requirement(line), wanted) for line in found[name].requires or ()]
     return found
 
 
-def lend(site: Path) -> None:
-    """Puts all that is needed, and nothing else, into the packages of an environment: by links where the disk has them.
+def link_into(site: Path) -> None:
+    """Puts exactly the requirements into the site-packages of an environment, by hard links where possible.
 
-    Only for want of time: a torch that is installed anew takes minutes. pip finds each of them in its right version.
+    This saves minutes of installing torch. pip then finds each of them in its pinned version.
     """
-    made: set[Path] = set()
-    for one in needed().values():
+    created: set[Path] = set()
+    for one in requirements().values():
         for file in one.files or ():
             if file.parts[0] == ".." or "__pycache__" in file.parts:
-                continue  # programs, which are not used, and what Python makes itself
+                continue  # unused programs, and bytecode
             source, target = Path(str(file.locate())), site / file
-            if target.parent not in made:
+            if target.parent not in created:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                made.add(target.parent)
+                created.add(target.parent)
             try:
                 os.link(source, target)
             except OSError as error:

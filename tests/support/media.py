@@ -1,4 +1,4 @@
-"""Test clips, made on the spot: rich moving pictures that differ by seed and by second."""
+"""Generated test clips: moving pictures that differ by seed and by second."""
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,7 @@ from monitor.demo.films import Film
 
 
 def picture(seed: int, time_s: float, width: int = 320, height: int = 180) -> NDArray[np.uint8]:
-    """One picture of the film `seed`: a scene of its own every 2 s, drifting in between."""
+    """One picture of the film `seed`: another scene every 2 s, drifting in between."""
     scene = np.random.default_rng([seed, int(time_s // 2)])
     coarse = scene.integers(0, 256, (5, 8, 3)).astype(np.float32)
     rows = np.linspace(0, 4, height, dtype=np.float32)
@@ -33,21 +33,21 @@ def _bilinear(
 
 
 def numbered(second: int, width: int = 96, height: int = 96) -> NDArray[np.uint8]:
-    """A picture that says which one it is: its number in binary, as black and white columns (see `number_of`)."""
+    """A picture with its number in binary, as black and white columns (see `number_of`)."""
     bits = [(second >> bit) & 1 for bit in range(12)]
     row = np.repeat(np.array([255 if bit else 0 for bit in bits], np.uint8), -(-width // 12))[:width]
     return np.ascontiguousarray(np.broadcast_to(row[None, :, None], (height, width, 3)))
 
 
-def number_of(shown: NDArray[np.uint8]) -> int:
+def number_of(picture: NDArray[np.uint8]) -> int:
     """The number of a `numbered` picture, read from its middle row after any scaling and compression."""
-    width = shown.shape[1]
+    width = picture.shape[1]
     middles = [int((bit + 0.5) * width / 12) for bit in range(12)]
-    return sum((int(shown[shown.shape[0] // 2, x].mean()) > 128) << bit for bit, x in enumerate(middles))
+    return sum((int(picture[picture.shape[0] // 2, x].mean()) > 128) << bit for bit, x in enumerate(middles))
 
 
 def pieces(fps: int, *parts: tuple[Film, float, int]) -> Iterator[tuple[float, NDArray[np.uint8]]]:
-    """Pieces of films one after the other, each from one of its seconds on for so many: pictures with their times."""
+    """Parts of films (film, start second, length) in sequence: pictures with their times."""
     number = 0
     for film, from_s, length_s in parts:
         for n in range(length_s * fps):
@@ -69,7 +69,7 @@ def write_clip(
     options: dict[str, str] | None = None,
     ticks: int = 1000,
 ) -> Path:
-    """Writes (time, picture) pairs, in order of time, as a video; the file's ending chooses the container."""
+    """Writes (time, picture) pairs, in order of time, as a video; the file extension selects the container."""
     with av.open(str(path), "w", options=options or {}) as container:
         stream = container.add_stream(codec, rate=fps)
         assert isinstance(stream, av.VideoStream)
@@ -114,7 +114,7 @@ def write_film(
 
 
 def write_sound(path: Path, seconds: float = 2.0) -> Path:
-    """Writes a file with sound and no picture."""
+    """Writes a file with sound and no pictures."""
     with av.open(str(path), "w") as container:
         _write_tone(
             container, container.add_stream("aac" if path.suffix == ".m4a" else "pcm_s16le", rate=8000), seconds
@@ -123,13 +123,13 @@ def write_sound(path: Path, seconds: float = 2.0) -> Path:
 
 
 def write_numbered(path: Path, times_s: Iterable[float], **clip: object) -> Path:
-    """Writes pictures at these times, the n-th saying n."""
+    """Writes `numbered` pictures at these times."""
     write: Callable[..., Path] = write_clip
     return write(path, ((t, numbered(n)) for n, t in enumerate(times_s)), **clip)
 
 
 def turn_mp4(path: Path, quarter_turns: int) -> None:
-    """Marks an MP4 file's picture to be shown turned clockwise, as telephones do."""
+    """Sets the rotation of an MP4 file (clockwise), as phones do."""
     cosine, sine = [(1, 0), (0, 1), (-1, 0), (0, -1)][quarter_turns % 4]
     matrix = struct.pack(">9i", *(v << 16 for v in (cosine, sine, 0, -sine, cosine, 0, 0, 0)), 1 << 30)
     content = bytearray(path.read_bytes())

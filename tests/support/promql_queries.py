@@ -1,4 +1,4 @@
-"""Whether a query asks for metrics and labels that the code exports."""
+"""Checks that a query uses metrics and labels that the code exports."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 from monitor.ops.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent.parent
-SCRAPED = {"job", "instance"}  # labels that Prometheus itself adds
+SCRAPED = {"job", "instance"}  # labels that Prometheus adds
 
 
 def exported() -> dict[str, set[str]]:
-    """Every series that can be scraped, with the labels that it may have."""
+    """Every exported series, with its labels."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     series: dict[str, set[str]] = {"up": set()}
@@ -32,7 +32,7 @@ def exported() -> dict[str, set[str]]:
 
 
 def faults(query: str) -> list[str]:
-    """What the query asks for and nobody exports."""
+    """Metrics and labels of the query that the code does not export."""
     try:
         expression = promql.parse(query)
     except ValueError as error:
@@ -43,8 +43,8 @@ def faults(query: str) -> list[str]:
             if node.name not in known:
                 found.append(f"no metric {node.name}")
             else:
-                asked = {matcher.name for matcher in node.matchers.matchers}
-                found += [f"{node.name} has no label {label}" for label in sorted(asked - known[node.name])]
+                used = {matcher.name for matcher in node.matchers.matchers}
+                found += [f"{node.name} has no label {label}" for label in sorted(used - known[node.name])]
         elif isinstance(node, promql.AggregateExpr) and node.modifier is not None:
             found += [
                 f"no label {label} in {node}" for label in sorted(set(node.modifier.labels) - labels_of(node.expr))
@@ -53,14 +53,14 @@ def faults(query: str) -> list[str]:
 
 
 def labels_of(expression: promql.Expr) -> set[str]:
-    """The labels that what it selects has in common."""
+    """The labels that all selected series share."""
     known = exported()
     selected = [known.get(str(n.name), set()) for n in _nodes(expression) if isinstance(n, promql.VectorSelector)]
     return set.intersection(*selected) if selected else set()
 
 
 def _nodes(expression: promql.Expr) -> list[promql.Expr]:
-    """The expression and all that it is made of."""
+    """The expression and all its subexpressions."""
     nodes: list[promql.Expr] = []
     promql.walk(expression, nodes.append)
     return nodes

@@ -1,4 +1,4 @@
-"""Servers of streams as they are in the field, on free ports of loopback: nginx for RTMP, VLC for RTSP."""
+"""Real stream servers on free loopback ports: nginx for RTMP, VLC for RTSP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def free_port(kind: socket.SocketKind = socket.SOCK_STREAM) -> int:
 
 @contextmanager
 def running(command: list[str], **options: object) -> Iterator[Running]:
-    """A program while open; what it says is kept for who asks why it ended."""
+    """A running program; its output is captured for error messages."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options) as process:  # type: ignore[call-overload]
         try:
             yield process
@@ -41,14 +41,14 @@ def wait_for_port(port: int, process: Running) -> None:
             socket.create_connection(("127.0.0.1", port), timeout=1).close()
             return
         except OSError:
-            assert process.poll() is None, f"the server ended: {process.communicate()[0].decode()}"
-            assert time.monotonic() < deadline, "the server does not listen"
-            time.sleep(0.1)  # between two tries: a server does not say when it listens
+            assert process.poll() is None, f"the server exited: {process.communicate()[0].decode()}"
+            assert time.monotonic() < deadline, "the server is not listening"
+            time.sleep(0.1)  # polls: a server does not signal that it listens
 
 
 @contextmanager
 def rtmp_server(folder: Path) -> Iterator[int]:
-    """The port of an nginx that hands on what is published at /live/ANY-NAME."""
+    """The port of an nginx that relays streams published at /live/ANY-NAME."""
     port = free_port()
     folder.mkdir(exist_ok=True)
     (folder / "nginx.conf").write_text(
@@ -64,7 +64,7 @@ def rtmp_server(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def published(clip: Path, url: str) -> Iterator[Running]:
-    """An ffmpeg that publishes the clip there, over and over."""
+    """An ffmpeg that publishes the clip in a loop."""
     command = ["ffmpeg", "-v", "error", "-re", "-stream_loop", "-1", "-i", str(clip), "-c", "copy", "-f", "flv", url]
     with running(command, stdin=subprocess.DEVNULL) as publisher:
         yield publisher
@@ -72,12 +72,12 @@ def published(clip: Path, url: str) -> Iterator[Running]:
 
 @contextmanager
 def rtsp_server(clip: Path) -> Iterator[int]:
-    """The port of a VLC that plays the clip over and over at /live, by datagrams alone."""
+    """The port of a VLC that serves the clip in a loop at /live, over UDP only."""
     port = free_port()
     user: dict[str, object] = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.getuid() == 0 else {}
     home = {"HOME": "/tmp", "PATH": os.environ["PATH"], "DBUS_SESSION_BUS_ADDRESS": "none:"}
     with ExitStack() as stack:
-        # Where anybody may read it: VLC does not run as root, and others may not look into pytest's folders.
+        # World-readable: VLC does not run as root, and other users cannot read pytest's folders.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o755)
         open_clip = shutil.copy(clip, folder)
