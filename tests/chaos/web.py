@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import recorded_channel
-from tests.support.schema_calls import call_everything, what_is_there
-from tests.support.web_server import Serving, furnish
+from tests.support.schema_calls import call_everything, existing_resources
+from tests.support.web_server import MonitorServer, write_config
 
 
 def run(folder: Path, calls_each: int, seed: int) -> dict[str, Any]:
     """Calls every operation `calls_each` times in each way; an invalid response or a dead server is a failure."""
-    serving = Serving(furnish(recorded_channel.record_channel(folder / "recorded"), folder / "web"))
+    serving = MonitorServer(write_config(recorded_channel.record_channel(folder / "recorded"), folder / "web"))
     try:
         serving.wait_for("the stream ended")
         client = serving.client()
-        done = call_everything(serving.address, what_is_there(client), calls_each, seed)
+        done = call_everything(serving.address, existing_resources(client), calls_each, seed)
         ready = client("GET", "/readyz")
-        failures = done.wrong + ([] if ready.status == 200 else [f"unready: {ready.body!r}"])
+        failures = done.failures + ([] if ready.status == 200 else [f"unready: {ready.body!r}"])
         if serving.stop() != 0:
             failures.append("serve did not exit with 0")
     finally:

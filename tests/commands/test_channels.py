@@ -21,7 +21,7 @@ from monitor.web.auth.tokens import Tokens
 from tests.roles.test_serve import Serving
 from tests.support.live_stream import Air, LivePlaylist, WebServer, on_air
 from tests.support.running_source import LENGTH_S, WAIT_S, write_air
-from tests.support.web_only import Door
+from tests.support.web_only import WebAppServer
 
 COMMENTED = """\
 # our channels
@@ -194,10 +194,10 @@ def test_the_list_has_the_states_of_a_running_serve_without_a_token(tmp_path: Pa
     (tmp_path / "data").mkdir()
     Tokens(tmp_path / "data").add("ada", "admin")  # the REST API is closed to callers without one
     config = tmp_path / "copywatch.yaml"
-    with Door(tmp_path / "data") as door:
-        door.context.metrics.channels.of("five").enter("stalled", "lost")
-        door.context.metrics.channels.of("other").enter("up")
-        config.write_text(COMMENTED + f"web: {{port: {door.port}}}\n")
+    with WebAppServer(tmp_path / "data") as server:
+        server.context.metrics.channels.of("five").enter("stalled", "lost")
+        server.context.metrics.channels.of("other").enter("up")
+        config.write_text(COMMENTED + f"web: {{port: {server.port}}}\n")
         listed = json.loads(copywatch("channels", "list", "--json", "--config", str(config)).stdout)
         assert [(one["name"], one["state"]) for one in listed] == [("five", "stalled"), ("six", None)]
     listed = json.loads(copywatch("channels", "list", "--json", "--config", str(config)).stdout)

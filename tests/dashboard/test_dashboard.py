@@ -1,4 +1,4 @@
-"""What a person sees and does, in a real browser, against a running demo: an alert appears, is opened, is confirmed."""
+"""The dashboard in a real browser against a running demo: an alert appears, is opened, is confirmed."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from monitor.demo.media import Media
-from tests.dashboard.conftest import PATIENCE_MS, PLACES, Demo, Visit
 from tests.support import media
+from tests.support.dashboard_browser import PAGES, TIMEOUT_MS, DemoProcess, Visit
 from tests.support.web_server import Client
 
-expect.set_options(timeout=PATIENCE_MS)
+expect.set_options(timeout=TIMEOUT_MS)
 
 
 def first_alert(page: Page, client: Client) -> str:
-    """The id of an alert that is on the page's list, which is waited for."""
+    """Waits for an alert in the list; its id."""
     page.locator(".card").first.wait_for()
     id = page.locator(".card").last.get_attribute("data-id")
     assert id
@@ -29,14 +29,14 @@ def first_alert(page: Page, client: Client) -> str:
     return id
 
 
-def test_an_alert_appears_by_itself_is_opened_and_confirmed(demo: Demo, visit: Visit, tmp_path: Path) -> None:
+def test_an_alert_appears_is_opened_and_confirmed(demo: DemoProcess, visit: Visit, tmp_path: Path) -> None:
     page = visit(demo.address, "alerts")
     expect(page.get_by_role("heading", name="Alerts")).to_be_visible()
     page.evaluate("window.neverReloaded = true")
     id = first_alert(page, demo.client)
     card = page.locator(f'.card[data-id="{id}"]')
     expect(card.get_by_role("link")).to_have_text(re.compile("Harbour Nights|Clockwork Garden|Paper Planets"))
-    expect(card.locator("img")).to_have_count(2)  # of air and reference, as soon as they are made
+    expect(card.locator("img")).to_have_count(2)  # broadcast and reference, as soon as they exist
     for picture in card.locator("img").all():
         expect(picture).not_to_have_js_property("naturalWidth", 0)
     page.screenshot(path=tmp_path / "alerts.png")
@@ -48,7 +48,7 @@ def test_an_alert_appears_by_itself_is_opened_and_confirmed(demo: Demo, visit: V
     expect(page.locator(".log li").first).to_contain_text("a copy is on air")
 
     page.get_by_role("button", name="Confirm").click()
-    expect(page.locator(".verdict")).to_contain_text("Confirmed by")
+    expect(page.locator(".review")).to_contain_text("Confirmed by")
     expect(page.get_by_role("button", name="Confirm")).to_have_attribute("aria-pressed", "true")
     review = demo.client.get(f"/alerts/{id}")["review"]
     assert (review["decision"], review["by"]) == ("confirmed", "this machine")
@@ -56,7 +56,7 @@ def test_an_alert_appears_by_itself_is_opened_and_confirmed(demo: Demo, visit: V
     assert page.evaluate("window.neverReloaded")
 
 
-def test_every_cell_of_the_matrix_can_be_read_by_keyboard(demo: Demo, visit: Visit) -> None:
+def test_every_cell_of_the_matrix_can_be_read_by_keyboard(demo: DemoProcess, visit: Visit) -> None:
     page = visit(demo.address, "alerts")
     id = first_alert(page, demo.client)
     page.goto(f"{demo.address}/#/alerts/{id}")
@@ -65,49 +65,49 @@ def test_every_cell_of_the_matrix_can_be_read_by_keyboard(demo: Demo, visit: Vis
     page.keyboard.press("ArrowRight")  # goes to the alignment's first cell
     readout = page.locator(".readout")
     expect(readout).to_have_text(
-        re.compile(r"Air \S+ and reference \S+: similarity 0\.\d\d, mask [01]\.\d\d, on the alignment")
+        re.compile(r"Broadcast \S+, reference \S+: similarity 0\.\d\d, mask [01]\.\d\d, on the alignment")
     )
     before = readout.text_content()
     page.keyboard.press("ArrowDown")
     expect(readout).not_to_have_text(before or "")
     tile = demo.client.get(f"/alerts/{id}/evidence")["tiles"][0]
-    row, column = (int(place) for place in tile["path"][0])
+    row, column = (int(index) for index in tile["path"][0])
     assert f"similarity {tile['similarity'][row][column]:.2f}, mask {tile['mask'][row][column]:.2f}" in (before or "")
 
 
-def test_the_wall_shows_the_channel_its_newest_picture_and_what_is_on_it(demo: Demo, visit: Visit) -> None:
+def test_the_live_page_shows_a_channel_its_latest_frame_and_its_copy(demo: DemoProcess, visit: Visit) -> None:
     page = visit(demo.address)
     tile = page.get_by_role("article", name="demo")
     expect(tile.locator(".state")).to_have_text("On air")
     picture = tile.get_by_role("img")
     expect(picture).to_be_visible()
     assert picture.evaluate("image => image.naturalWidth") > 0
-    shown = picture.get_attribute("src")
-    expect(picture).not_to_have_attribute("src", shown or "")  # a newer one comes by itself
-    expect(tile.locator(".ribbon")).to_be_visible()  # the broadcast goes round, so a copy comes on air
+    before = picture.get_attribute("src")
+    expect(picture).not_to_have_attribute("src", before or "")  # a newer one replaces it
+    expect(tile.locator(".ribbon")).to_be_visible()  # the broadcast loops, so a copy comes on air
     tile.locator(".ribbon").first.click()
     expect(page.get_by_role("heading", name="Time lines")).to_be_visible()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_phone_has_no_sideways_scroll(demo: Demo, visit: Visit, tmp_path: Path, scheme: str) -> None:
+def test_a_phone_has_no_sideways_scroll(demo: DemoProcess, visit: Visit, tmp_path: Path, scheme: str) -> None:
     page = visit(demo.address, "alerts", width=360, color_scheme=scheme)
     id = first_alert(page, demo.client)
-    for place in (*PLACES, f"alerts/{id}"):
-        visit.show(place)
-        page.screenshot(path=tmp_path / f"{place.replace('/', '-')}.png", full_page=True)
-        assert (place, page.evaluate("document.documentElement.scrollWidth")) == (place, 360)
+    for name in (*PAGES, f"alerts/{id}"):
+        visit.show(name)
+        page.screenshot(path=tmp_path / f"{name.replace('/', '-')}.png", full_page=True)
+        assert (name, page.evaluate("document.documentElement.scrollWidth")) == (name, 360)
 
 
-def test_times_are_in_the_viewer_s_zone_and_name_it(demo: Demo, visit: Visit) -> None:
+def test_times_are_in_the_viewer_s_zone_and_name_it(demo: DemoProcess, visit: Visit) -> None:
     page = visit(demo.address, "alerts", timezone_id="Asia/Tokyo")
     expect(page.locator("#zone")).to_have_text("Asia/Tokyo, UTC+09:00")
     id = first_alert(page, demo.client)
     page.locator(f'.card[data-id="{id}"]').get_by_role("link").click()
-    told = page.locator(".lead time")
+    shown = page.locator(".lead time")
     utc = datetime.fromisoformat(demo.client.get(f"/alerts/{id}")["started_at"])
-    expect(told).to_have_text(re.compile(rf"{utc.astimezone(ZoneInfo('Asia/Tokyo')):%H:%M:%S} (JST|GMT\+9)$"))
-    expect(told).to_have_attribute("title", re.compile(r"Z \(UTC\)$"))
+    expect(shown).to_have_text(re.compile(rf"{utc.astimezone(ZoneInfo('Asia/Tokyo')):%H:%M:%S} (JST|GMT\+9)$"))
+    expect(shown).to_have_attribute("title", re.compile(r"Z \(UTC\)$"))
     expect(page.get_by_role("button", name="Export as zip")).to_be_visible()
     with page.expect_download() as downloading:
         page.keyboard.press("e")
@@ -117,7 +117,7 @@ def test_times_are_in_the_viewer_s_zone_and_name_it(demo: Demo, visit: Visit) ->
     assert manifest["viewer"]["started_at"] == utc.astimezone(ZoneInfo("Asia/Tokyo")).isoformat()
 
 
-def test_a_desk_can_work_by_keyboard_alone(demo: Demo, visit: Visit) -> None:
+def test_all_work_can_be_done_by_keyboard(demo: DemoProcess, visit: Visit) -> None:
     page = visit(demo.address, "live")
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     page.keyboard.press("Tab")
@@ -127,7 +127,7 @@ def test_a_desk_can_work_by_keyboard_alone(demo: Demo, visit: Visit) -> None:
     page.keyboard.press("?")
     expect(page.get_by_role("dialog", name="Keyboard")).to_be_visible()
     page.keyboard.press("Escape")
-    expect(page.get_by_role("dialog")).to_have_count(0)  # until then keys are the dialog's
+    expect(page.get_by_role("dialog")).to_have_count(0)  # until then the dialog takes the keys
     page.keyboard.press("g")
     page.keyboard.press("a")
     expect(page.get_by_role("heading", name="Alerts", level=1)).to_be_visible()
@@ -142,24 +142,24 @@ def test_a_desk_can_work_by_keyboard_alone(demo: Demo, visit: Visit) -> None:
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Similarity matrix")).to_be_visible()
     page.keyboard.press("f")
-    expect(page.locator(".verdict")).to_contain_text("False positive by")
+    expect(page.locator(".review")).to_contain_text("False positive by")
     expect(page.locator(".head .chips")).to_contain_text("Retracted")
     page.keyboard.press("c")
-    expect(page.locator(".verdict")).to_contain_text("Confirmed by")
+    expect(page.locator(".review")).to_contain_text("Confirmed by")
 
 
-def test_many_alerts_are_reviewed_at_once(demo: Demo, visit: Visit) -> None:
+def test_many_alerts_are_reviewed_together(demo: DemoProcess, visit: Visit) -> None:
     page = visit(demo.address, "alerts")
-    expect(page.locator(".card").nth(1)).to_be_visible()  # two have been told
+    expect(page.locator(".card").nth(1)).to_be_visible()  # two alerts exist
     ids = [page.locator(".card").nth(n).get_attribute("data-id") for n in range(2)]
     first, second = (page.locator(f'.card[data-id="{id}"]') for id in ids)
-    bar = page.get_by_role("group", name="Alerts that are chosen")
+    bar = page.get_by_role("group", name="Selected alerts")
     expect(bar).to_be_hidden()
     first.get_by_role("checkbox").check()
     second.get_by_role("link").focus()
     page.keyboard.press("x")
     expect(second.get_by_role("checkbox")).to_be_checked()
-    expect(bar).to_contain_text("2 chosen")
+    expect(bar).to_contain_text("2 selected")
     page.keyboard.press("l")
     for card in (first, second):
         expect(card.get_by_text("Licensed by review")).to_be_visible()
@@ -171,25 +171,25 @@ def test_many_alerts_are_reviewed_at_once(demo: Demo, visit: Visit) -> None:
     expect(first.get_by_text("Licensed by review")).to_be_visible()
 
 
-def test_a_note_is_not_lost_while_the_alert_goes_on(demo: Demo, visit: Visit) -> None:
+def test_a_note_is_not_lost_when_the_alert_is_updated(demo: DemoProcess, visit: Visit) -> None:
     page = visit(demo.address, "alerts")
     id = first_alert(page, demo.client)
     visit.show(f"alerts/{id}")
     page.get_by_label("Note").fill("a word")
     assert (
         demo.client("POST", f"/api/v1/alerts/{id}/review", {"decision": "licensed"}).status == 200
-    )  # by somebody else
-    expect(page.locator(".verdict")).to_contain_text("Licensed by review by")
+    )  # by another reviewer
+    expect(page.locator(".review")).to_contain_text("Licensed by review by")
     expect(page.get_by_label("Note")).to_have_value("a word")
     expect(page.get_by_label("Note")).to_be_focused()
     page.get_by_role("button", name="Confirm").click()
-    expect(page.locator(".verdict")).to_contain_text("a word")
+    expect(page.locator(".review")).to_contain_text("a word")
     expect(page.get_by_label("Note")).to_have_value("")
 
 
-def test_filters_are_in_the_address_and_leave_what_fits(demo: Demo, visit: Visit) -> None:
+def test_filters_are_in_the_address_and_select_matching_alerts(demo: DemoProcess, visit: Visit) -> None:
     page = visit(demo.address, "alerts?min_score=1")
-    expect(page.get_by_role("heading", name="No alert fits these filters")).to_be_visible()
+    expect(page.get_by_role("heading", name="No alert matches these filters")).to_be_visible()
     page.get_by_role("button", name="Clear").click()
     page.locator(".card").first.wait_for()
     page.get_by_label("Channel").select_option("demo")
@@ -202,8 +202,8 @@ def test_filters_are_in_the_address_and_leave_what_fits(demo: Demo, visit: Visit
     assert len(lines) == len(demo.client.get("/alerts?channel=demo&limit=200")["items"])
 
 
-def test_a_reference_is_uploaded_judged_excluded_in_part_and_removed(
-    demo: Demo, visit: Visit, made: Media, tmp_path: Path
+def test_a_reference_is_uploaded_examined_excluded_in_part_and_removed(
+    demo: DemoProcess, visit: Visit, made: Media, tmp_path: Path
 ) -> None:
     still = media.write_clip(
         tmp_path / "still.mp4", ((n / 5, media.picture(3, 0.0, 160, 90)) for n in range(200)), fps=5
@@ -233,7 +233,9 @@ def test_a_reference_is_uploaded_judged_excluded_in_part_and_removed(
     expect(page.locator(".ref")).to_have_count(3)
 
 
-def test_a_row_that_is_open_stays_as_it_is_when_another_comes_or_goes(demo: Demo, visit: Visit, tmp_path: Path) -> None:
+def test_an_open_row_stays_unchanged_when_another_is_added_or_removed(
+    demo: DemoProcess, visit: Visit, tmp_path: Path
+) -> None:
     page = visit(demo.address, "references")
     row = page.locator(".ref", has_text="harbour-nights")
     row.locator("summary").click()

@@ -1,4 +1,4 @@
-"""The dashboard's files: all are shipped, served as they lie there, and under a policy that runs nothing else."""
+"""The dashboard's files: all are shipped, served unchanged, and under a policy that runs nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 
 from monitor.web.dashboard import FOLDER, KINDS, POLICY
-from tests.support.web_server import Serving
+from tests.support.web_server import MonitorServer
 
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix in KINDS)
 PAGES = [path for path in FILES if path.suffix == ".js"]
@@ -22,7 +22,7 @@ def test_every_file_is_in_the_package() -> None:
     assert [path.name for path in FILES if not any(fnmatch.fnmatch(path.name, one) for one in patterns)] == []
 
 
-def test_files_are_served_as_they_are_with_the_policy(hostile: Serving) -> None:
+def test_files_are_served_unchanged_with_the_policy(hostile: MonitorServer) -> None:
     client = hostile.client()
     for path in FILES:
         reply = client("GET", "/" if path.name == "index.html" else f"/assets/{path.name}")
@@ -33,19 +33,19 @@ def test_files_are_served_as_they_are_with_the_policy(hostile: Serving) -> None:
         assert (again.status, again.body) == (304, b"")
 
 
-def test_nothing_beside_them_is_served(hostile: Serving) -> None:
+def test_other_files_are_not_served(hostile: MonitorServer) -> None:
     names = ("__init__.py", "../api.py", "..%2fapi.py", "%2e%2e%2fapi.py", "nothing.js", ".", "")
     assert {hostile.client()("GET", f"/assets/{name}").status for name in names} == {404}
 
 
 def test_text_never_becomes_markup() -> None:
-    """The policy refuses it in the browser; here it is not even tried."""
+    """The policy refuses it in the browser; the code does not even try."""
     markup = re.compile(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser|srcdoc"
     )
     assert [path.name for path in PAGES if markup.search(path.read_text())] == []
 
 
-def test_nothing_is_loaded_from_elsewhere() -> None:
-    elsewhere = re.compile(r"https?://(?!www\.w3\.org/2000/svg|example\.org|…)")
-    assert [path.name for path in FILES if elsewhere.search(path.read_text())] == []
+def test_nothing_is_loaded_from_other_hosts() -> None:
+    other_hosts = re.compile(r"https?://(?!www\.w3\.org/2000/svg|example\.org|…)")
+    assert [path.name for path in FILES if other_hosts.search(path.read_text())] == []

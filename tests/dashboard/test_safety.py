@@ -1,4 +1,4 @@
-"""What a hostile title, a lost connection, a login and an empty house look like; and that everything can be read."""
+"""The dashboard with a hostile title, a lost connection, a login and an empty library; accessibility of all pages."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from tests.dashboard.conftest import FORMULA, HOSTILE, PATIENCE_MS, PLACES, Visit
-from tests.support.web_server import Serving
+from tests.support.dashboard_browser import FORMULA, HOSTILE_TITLE, PAGES, TIMEOUT_MS, Visit
+from tests.support.web_server import MonitorServer
 
-expect.set_options(timeout=PATIENCE_MS)
+expect.set_options(timeout=TIMEOUT_MS)
 
 READABLE = (Path(__file__).parents[1] / "support/readable.js").read_text()
 
 
-def test_markup_in_a_title_stays_text(hostile: Serving, visit: Visit) -> None:
+def test_markup_in_a_title_stays_text(hostile: MonitorServer, visit: Visit) -> None:
     page = visit(hostile.address, "alerts")
-    expect(page.locator(".card .title").first).to_have_text(HOSTILE)
+    expect(page.locator(".card .title").first).to_have_text(HOSTILE_TITLE)
     page.locator(".card .title").first.click()
-    expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE)
-    expect(page.locator(".timelines .lane").last).to_have_text(f"Reference: {HOSTILE}")
+    expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE_TITLE)
+    expect(page.locator(".timelines .lane").last).to_have_text(f"Reference: {HOSTILE_TITLE}")
     page.goto(f"{hostile.address}/#/references")
-    expect(page.locator(".ref-name strong")).to_have_text(HOSTILE)
+    expect(page.locator(".ref-name strong")).to_have_text(HOSTILE_TITLE)
     assert page.evaluate("window.hacked") is None
     assert page.locator("img[src=x]").count() == 0
 
 
-def test_a_formula_in_a_table_stays_text(hostile: Serving, visit: Visit) -> None:
+def test_a_formula_in_a_table_stays_text(hostile: MonitorServer, visit: Visit) -> None:
     page = visit(hostile.address, "alerts")
     with page.expect_download() as downloading:
         page.get_by_role("button", name="CSV").click()
     (line,) = csv.DictReader(downloading.value.path().read_text().splitlines())
-    assert (line["owner"], line["title"]) == (f"'{FORMULA}", HOSTILE)
+    assert (line["owner"], line["title"]) == (f"'{FORMULA}", HOSTILE_TITLE)
 
 
-def test_the_policy_stops_a_script_that_got_in_all_the_same(hostile: Serving, visit: Visit) -> None:
+def test_the_policy_stops_injected_scripts(hostile: MonitorServer, visit: Visit) -> None:
     visit.expected = ("This document requires 'Trusted", "Content Security Policy")
     page = visit(hostile.address)
     expect(page.get_by_role("heading", level=1)).to_be_visible()
@@ -55,94 +55,96 @@ def test_the_policy_stops_a_script_that_got_in_all_the_same(hostile: Serving, vi
     assert page.evaluate("window.hacked") is None
 
 
-def test_channels_that_need_somebody_come_first_in_words(hostile: Serving, visit: Visit) -> None:
+def test_channels_that_need_attention_come_first(hostile: MonitorServer, visit: Visit) -> None:
     page = visit(hostile.address)
     expect(page.locator(".tile .state")).to_have_text(["Failed", "Ended"])
     expect(page.locator(".lead")).to_contain_text("1 needs attention")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_has_contrast_and_controls_have_names(hostile: Serving, visit: Visit, scheme: str) -> None:
+def test_text_has_contrast_and_controls_have_names(hostile: MonitorServer, visit: Visit, scheme: str) -> None:
     page = visit(hostile.address, color_scheme=scheme)
     alert = hostile.client().get("/alerts")["items"][0]["id"]
-    for place in (*PLACES, f"alerts/{alert}"):
-        visit.show(place)
-        assert (place, page.evaluate(READABLE)) == (place, [])
+    for name in (*PAGES, f"alerts/{alert}"):
+        visit.show(name)
+        assert (name, page.evaluate(READABLE)) == (name, [])
 
 
-def test_a_webhook_is_added_tried_and_its_failure_explained(hostile: Serving, visit: Visit) -> None:
+def test_a_webhook_is_added_tested_and_its_failure_explained(hostile: MonitorServer, visit: Visit) -> None:
     page = visit(hostile.address, "system")
     expect(page.get_by_role("heading", name="Ready")).to_be_visible()
     page.get_by_role("button", name="Add a webhook").click()
     page.get_by_role("dialog").get_by_label("Address").fill("http://127.0.0.1:9/hook")
     page.get_by_role("dialog").get_by_role("button", name="Add").click()
-    secret = page.get_by_role("dialog", name="Its secret")
+    secret = page.get_by_role("dialog", name="Webhook secret")
     expect(secret).to_contain_text("whsec_")
     secret.get_by_role("button").click()
     hook = page.locator(".hook")
     hook.get_by_role("button", name="Send a test").click()
     expect(page.locator(".toast")).to_contain_text("the address is private")
-    sent = hook.locator("tbody tr", has_text="test.ping")  # beside the outage of the channel that cannot be reached
-    expect(sent).to_contain_text("Given up")
+    sent = hook.locator("tbody tr", has_text="test.ping")  # next to the outage of the unreachable channel
+    expect(sent).to_contain_text("Failed")
     sent.get_by_role("button", name="Replay").click()
-    expect(page.locator(".toast").last).to_contain_text("It is sent again")
+    expect(page.locator(".toast").last).to_contain_text("The delivery is queued again")
     hook.get_by_role("button", name="New secret").click()
     page.get_by_role("dialog").get_by_role("button", name="New secret").click()
     expect(secret).to_contain_text("whsec_")
     secret.get_by_role("button").click()
-    expect(hook).to_contain_text("its old secret signs too until")
+    expect(hook).to_contain_text("the old secret is valid until")
     hook.get_by_role("button", name="Remove").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
     expect(page.locator(".hook")).to_have_count(0)
 
 
-def test_dark_follows_the_system_until_somebody_chooses(hostile: Serving, visit: Visit) -> None:
+def test_dark_follows_the_system_until_the_viewer_chooses(hostile: MonitorServer, visit: Visit) -> None:
     page = visit(hostile.address, color_scheme="dark")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    dark = page.evaluate(ground)
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
     page.get_by_role("button", name="Light colours").click()
-    light = page.evaluate(ground)
+    light = page.evaluate(background)
     assert light != dark
     page.reload()
     expect(page.get_by_role("button", name="Dark colours")).to_be_visible()
-    assert page.evaluate(ground) == light
+    assert page.evaluate(background) == light
     page.emulate_media(color_scheme="light")
-    assert page.evaluate(ground) == light
+    assert page.evaluate(background) == light
 
 
 EMPTY = {
-    "live": ("No channel is watched yet", "copywatch channels add"),
+    "live": ("No channel is monitored yet", "copywatch channels add"),
     "alerts": ("No alert yet", "copywatch refs add"),
-    "references": ("Nothing is looked for yet", "copywatch refs add"),
+    "references": ("No reference is registered yet", "copywatch refs add"),
     "licences": ("No licence is registered", "copywatch licences add"),
 }
 
 
-def test_an_empty_house_says_what_to_type_and_a_lost_connection_since_when(
-    start: Callable[[int], Serving], visit: Visit
+def test_empty_pages_name_commands_and_a_lost_connection_is_announced(
+    start_server: Callable[[int], MonitorServer], visit: Visit
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    serving = start(port)
-    page = visit(serving.address, "system")
+    server = start_server(port)
+    page = visit(server.address, "system")
     expect(page.get_by_role("heading", name="Ready")).to_be_visible()
-    for place, (title, command) in EMPTY.items():
-        page.goto(f"{serving.address}/#/{place}")
+    for name, (title, command) in EMPTY.items():
+        page.goto(f"{server.address}/#/{name}")
         expect(page.get_by_role("heading", name=title)).to_be_visible()
         expect(page.locator(".commands")).to_contain_text(command)
 
     visit.expected = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET")
-    serving.kill()
+    server.kill()
     banner = page.locator("#banner")
-    expect(banner).to_contain_text("The connection is lost since")
-    start(port)
+    expect(banner).to_contain_text("Connection lost since")
+    start_server(port)
     expect(banner).to_be_hidden()
     expect(page.locator("#connection-words")).to_have_text("Live")
 
 
-def test_where_there_are_tokens_one_is_asked_for(start: Callable[[int], Serving], visit: Visit, tmp_path: Path) -> None:
-    serving = start(0)
+def test_a_token_is_required_if_tokens_exist(
+    start_server: Callable[[int], MonitorServer], visit: Visit, tmp_path: Path
+) -> None:
+    server = start_server(0)
     command = [
         sys.executable,
         "-m",
@@ -157,7 +159,7 @@ def test_where_there_are_tokens_one_is_asked_for(start: Callable[[int], Serving]
     ]
     token = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
     visit.expected = ("401 (Unauthorized)",)
-    page = visit(serving.address)
+    page = visit(server.address)
     dialog = page.get_by_role("dialog", name="Log in")
     dialog.get_by_label("Token").fill("cw_wrong")
     dialog.get_by_role("button", name="Log in").click()
@@ -165,8 +167,8 @@ def test_where_there_are_tokens_one_is_asked_for(start: Callable[[int], Serving]
     dialog.get_by_label("Token").fill(token)
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()
-    expect(page.get_by_role("heading", name="No channel is watched yet")).to_be_visible()
-    expect(page.get_by_role("button", name="Add a channel")).to_have_count(0)  # ada may only read
+    expect(page.get_by_role("heading", name="No channel is monitored yet")).to_be_visible()
+    expect(page.get_by_role("button", name="Add a channel")).to_have_count(0)  # ada has the scope read
     assert token not in page.evaluate("document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)")
     page.get_by_role("button", name="Log out").click()
     expect(page.get_by_role("dialog", name="Log in")).to_be_visible()

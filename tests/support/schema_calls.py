@@ -1,7 +1,7 @@
-"""The whole OpenAPI document called by Schemathesis against a running monitor: nothing fails, all fits the schema.
+"""Schemathesis calls every operation of the OpenAPI document: no call may fail, all replies must fit the schema.
 
-Each operation is called with what the document allows, with what it forbids, and, where its path names something, for
-something that is there. Calls follow from a seed.
+Each operation is called with valid values, with invalid values, and, if its path names a resource, for an existing
+one. The calls follow from a seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from tests.support.web_server import PATIENCE_S, Client
+from tests.support.web_server import TIMEOUT_S, Client
 
 CHECKS = [
     not_a_server_error,
@@ -37,8 +37,8 @@ CHECKS = [
 ]
 
 
-class HangsUp(HTTPAdapter):
-    """Reads answers to their end, but of events, which have none, only the first."""
+class FirstEventAdapter(HTTPAdapter):
+    """Reads whole responses, but only the first event of an endless event stream."""
 
     def send(self, request: requests.PreparedRequest, *args: Any, **kwargs: Any) -> requests.Response:
         response = super().send(request, *args, **{**kwargs, "stream": True})
@@ -52,43 +52,43 @@ class HangsUp(HTTPAdapter):
 
 
 def call(case: schemathesis.Case[Any]) -> schemathesis.Response:
-    """Calls and validates; raises what Schemathesis found wrong."""
+    """Calls and validates; raises the failures that Schemathesis found."""
     with requests.Session() as session:
-        session.mount("http://", HangsUp())
-        return case.call_and_validate(checks=CHECKS, timeout=PATIENCE_S, session=session)
+        session.mount("http://", FirstEventAdapter())
+        return case.call_and_validate(checks=CHECKS, timeout=TIMEOUT_S, session=session)
 
 
 @dataclass
 class Calls:
-    """What was asked and what came of it."""
+    """The calls, their statuses and failures."""
 
     operations: Counter[str] = field(default_factory=Counter)
     statuses: Counter[int] = field(default_factory=Counter)
-    wrong: list[str] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
 
     @property
     def n_calls(self) -> int:
         return sum(self.operations.values())
 
 
-def call_everything(address: str, there: Mapping[str, Mapping[str, Any]], calls_each: int, number: int = 0) -> Calls:
-    """Calls every operation so often, in each of three ways; `there` has path parameters of what there is."""
+def call_everything(address: str, existing: Mapping[str, Mapping[str, Any]], calls_each: int, number: int = 0) -> Calls:
+    """Calls every operation `calls_each` times of each of three kinds; `existing` has path parameters of resources."""
     document, done = schemathesis.openapi.from_url(f"{address}/openapi.json"), Calls()
     for found in document.get_all_operations():
         assert isinstance(found, Ok), found
         operation = found.ok()
-        for strategy in _ways(operation, there):
+        for strategy in _strategies(operation, existing):
             try:
-                _ask(operation.label, strategy, calls_each, number, done)
+                _call_often(operation.label, strategy, calls_each, number, done)
             except Unsatisfiable:
-                pass  # nothing about it can be forbidden
+                pass  # it has no invalid values
             except Exception as error:
-                done.wrong.append(f"{operation.label}: {error}")
+                done.failures.append(f"{operation.label}: {error}")
     return done
 
 
-def _ask(name: str, strategy: Any, calls_each: int, number: int, done: Calls) -> None:
-    """Calls one operation so often; raises what is wrong with the first answer that is not right."""
+def _call_often(name: str, strategy: Any, calls_each: int, number: int, done: Calls) -> None:
+    """Calls one operation `calls_each` times; raises the first failure."""
 
     @seed(number)
     @settings(
@@ -99,27 +99,27 @@ def _ask(name: str, strategy: Any, calls_each: int, number: int, done: Calls) ->
         suppress_health_check=list(HealthCheck),
     )
     @given(case=strategy)
-    def ask(case: schemathesis.Case[Any]) -> None:
+    def call_once(case: schemathesis.Case[Any]) -> None:
         done.operations[name] += 1
         done.statuses[call(case).status_code] += 1
 
-    ask()
+    call_once()
 
 
-def _ways(operation: Any, there: Mapping[str, Mapping[str, Any]]) -> Iterator[Any]:
+def _strategies(operation: Any, existing: Mapping[str, Mapping[str, Any]]) -> Iterator[Any]:
     yield operation.as_strategy(GenerationMode.POSITIVE)
     yield operation.as_strategy(GenerationMode.NEGATIVE)
-    if operation.method != "delete" and (known := parameters(operation.path, there)):
+    if operation.method != "delete" and (known := parameters(operation.path, existing)):
         yield operation.as_strategy(GenerationMode.POSITIVE, path_parameters=known)
 
 
-def parameters(path: str, there: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The path parameters of something that there is."""
-    return dict(next((values for begin, values in there.items() if path.startswith(begin)), {}))
+def parameters(path: str, existing: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The path parameters of an existing resource."""
+    return dict(next((values for begin, values in existing.items() if path.startswith(begin)), {}))
 
 
-def what_is_there(client: Client) -> dict[str, dict[str, Any]]:
-    """By the beginning of a path; makes what the server does not have yet."""
+def existing_resources(client: Client) -> dict[str, dict[str, Any]]:
+    """Path parameters by the beginning of a path; creates the resources that the server lacks."""
     newest = client.get("/alerts")["items"][0]["id"]
     webhook = client("POST", "/api/v1/webhooks", {"url": "https://user:pw@example.org/h?k=v"}).json
     assert "pw" not in webhook["url"]

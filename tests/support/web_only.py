@@ -1,4 +1,4 @@
-"""The web alone, on a real socket: a station without channels whose library is empty. It starts in a moment."""
+"""The web application alone, on a real socket: no channels, an empty library. It starts within a second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from monitor.web.app import WebApp
 from monitor.web.context import AppContext
 from reference_db.features.encoder import load_encoder
 from reference_db.search.index import ReferenceIndex
-from tests.support.web_server import PATIENCE_S, Client
+from tests.support.web_server import TIMEOUT_S, Client
 
 
 @cache
@@ -33,8 +33,8 @@ def _encoder_id() -> str:
     return load_encoder().encoder_id
 
 
-class Door:
-    """Serves while open. `outbox` is where alerts are told."""
+class WebAppServer:
+    """Serves while open. Tests write alerts to `outbox` and set `channels`."""
 
     def __init__(self, data_dir: Path, *, host: str = "127.0.0.1", channel_down_s: float = 30.0, **web: Any) -> None:
         webhooks = {"channel_down_s": channel_down_s}
@@ -60,15 +60,15 @@ class Door:
         self._server = uvicorn.Server(
             uvicorn.Config(self.web.app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
         )
-        self._began = threading.Event()
+        self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
     async def _run(self) -> None:
-        working = asyncio.create_task(self.web.run())
-        self._began.set()
+        background = asyncio.create_task(self.web.run())
+        self._started.set()
         await self._server.serve([self._socket])
-        working.cancel()
-        await asyncio.wait([working])
+        background.cancel()
+        await asyncio.wait([background])
 
     def client(self, token: str | None = None, *, host: str = "127.0.0.1") -> Client:
         headers = {"Authorization": f"Bearer {token}"} if token else None
@@ -76,13 +76,13 @@ class Door:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._began.wait(PATIENCE_S)
+        assert self._started.wait(TIMEOUT_S)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._server.should_exit = True
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         assert not self._thread.is_alive()
         self.outbox.close()

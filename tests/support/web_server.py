@@ -1,6 +1,6 @@
-"""A real `copywatch serve` for tests of the web: two references, a channel that aired copies of them, one that cannot.
+"""A real `copywatch serve` for tests of the web: two references, a channel with copies of them, a broken channel.
 
-`Client` speaks to it by plain sockets, so that a test can send what no polite library would.
+`Client` uses http.client directly, so that a test can send invalid requests.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from tests.support.recorded_channel import RecordedChannel
 from tests.support.serve_process import dies_with_us
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Reply:
 
 
 class Client:
-    """Asks one server, as one caller."""
+    """Sends requests to one server as one caller."""
 
     def __init__(self, address: str, headers: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(address)
@@ -55,7 +55,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         raw: bytes | None = None,
     ) -> Reply:
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=PATIENCE_S)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=TIMEOUT_S)
         sent = {**self.headers, **(headers or {})}
         if body is not None:
             raw, sent = json.dumps(body).encode(), {"Content-Type": "application/json", **sent}
@@ -67,14 +67,14 @@ class Client:
             connection.close()
 
     def get(self, path: str, **headers: str) -> Any:
-        """The JSON of a page that is there."""
+        """The JSON of an existing resource."""
         reply = self("GET", f"/api/v1{path}", headers=headers)
         assert reply.status == 200, (path, reply.status, reply.body)
         return reply.json
 
 
-class Serving:
-    """A running serve; its log is read to the end, so that it never waits for a reader."""
+class MonitorServer:
+    """A running `serve`; a thread reads its log, so that it never blocks."""
 
     def __init__(self, config: Path, *, environment: Mapping[str, str] | None = None, wait: bool = True) -> None:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")}
@@ -86,7 +86,7 @@ class Serving:
             env=inherited | dict(environment or {}),
         )
         self.log: list[str] = []
-        self._grown = threading.Condition()
+        self._log_grown = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.address = ""
@@ -100,44 +100,44 @@ class Serving:
         return Client(address, {"Authorization": f"Bearer {token}"} if token else None)
 
     def wait_for(self, words: str) -> str:
-        """The first line of the log that has these words."""
-        with self._grown:
-            is_there = self._grown.wait_for(
-                lambda: any(words in line for line in self.log) or not self._reader.is_alive(), PATIENCE_S
+        """The first line of the log that contains these words."""
+        with self._log_grown:
+            is_found = self._log_grown.wait_for(
+                lambda: any(words in line for line in self.log) or not self._reader.is_alive(), TIMEOUT_S
             )
             found = [line for line in self.log if words in line]
-        assert is_there
+        assert is_found
         assert found, f"no {words!r} in the log:\n{''.join(self.log)}"
         return found[0]
 
     def _read(self) -> None:
         assert self.process.stderr
         for line in self.process.stderr:
-            with self._grown:
+            with self._log_grown:
                 self.log.append(line)
-                self._grown.notify_all()
-        with self._grown:
-            self._grown.notify_all()
+                self._log_grown.notify_all()
+        with self._log_grown:
+            self._log_grown.notify_all()
 
     def stop(self) -> int:
-        """Asks it to end; its exit code."""
+        """Stops it; its exit code."""
         self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
+        code = self.process.wait(TIMEOUT_S)
+        self._reader.join(TIMEOUT_S)
         return code
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
 
 
-def furnish(recorded: RecordedChannel, folder: Path, *, host: str = "127.0.0.1", more: str = "") -> Path:
-    """A configuration with a library of its own and two channels, in this folder."""
+def write_config(recorded: RecordedChannel, folder: Path, *, host: str = "127.0.0.1", more: str = "") -> Path:
+    """Writes a configuration with its own library and two channels to this folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    # tests that use this folder directly leave these there
-    ignored = shutil.ignore_patterns("alerts.*", "rights.*", "jobs.*", "evidence")
-    shutil.copytree(recorded.settings.data_dir, folder / "data", ignore=ignored)
+    # Other tests that use this library write these files.
+    runtime_files = shutil.ignore_patterns("alerts.*", "rights.*", "jobs.*", "evidence")
+    shutil.copytree(recorded.settings.data_dir, folder / "data", ignore=runtime_files)
     config = folder / "copywatch.yaml"
     config.write_text(
         f"""

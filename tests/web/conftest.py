@@ -1,4 +1,4 @@
-"""One running server for each file of tests: some of them leave a channel or a review behind."""
+"""One running server per test file: some tests leave a channel or a review behind."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.recorded_channel import RecordedChannel
-from tests.support.web_server import Client, Serving, furnish
+from tests.support.web_server import Client, MonitorServer, write_config
 
 
 @pytest.fixture(scope="module")
-def serving(recorded: RecordedChannel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    running = Serving(furnish(recorded, tmp_path_factory.mktemp("web")))
+def server(recorded: RecordedChannel, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MonitorServer]:
+    running = MonitorServer(write_config(recorded, tmp_path_factory.mktemp("web")))
     running.wait_for("the stream ended")
     yield running
     assert running.stop() == 0
@@ -21,5 +21,5 @@ def serving(recorded: RecordedChannel, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture
-def client(serving: Serving) -> Client:
-    return serving.client()
+def client(server: MonitorServer) -> Client:
+    return server.client()

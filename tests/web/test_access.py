@@ -1,4 +1,4 @@
-"""Who may do what: every route by every caller, tokens, sessions, other sites' pages, other machines."""
+"""Authorization: every route by every caller, tokens, sessions, requests from other sites and other machines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from monitor.web.auth import gatekeeper
 from monitor.web.auth.gatekeeper import RANK, SCOPES, check_exposure, is_loopback
 from monitor.web.auth.tokens import FILE, Tokens
 from monitor.web.requests import limits
-from tests.support.web_only import Door
+from tests.support.web_only import WebAppServer
 
 SAMPLES = {
     "{id}": "0" * 24,
@@ -34,20 +34,20 @@ SAMPLES = {
 
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By scope, and the folder they are kept in."""
-    folder = tmp_path_factory.mktemp("guarded")
-    kept = Tokens(folder)
-    return {"folder": str(folder)} | {scope: kept.add(f"{scope}er", scope) for scope in RANK}
+    """A token for each scope, and the folder of the token file."""
+    folder = tmp_path_factory.mktemp("server")
+    tokens = Tokens(folder)
+    return {"folder": str(folder)} | {scope: tokens.add(f"{scope}er", scope) for scope in RANK}
 
 
 @pytest.fixture(scope="module")
-def guarded(tokens: dict[str, str]) -> Iterator[Door]:
-    with Door(Path(tokens["folder"])) as door:
-        yield door
+def server(tokens: dict[str, str]) -> Iterator[WebAppServer]:
+    with WebAppServer(Path(tokens["folder"])) as server:
+        yield server
 
 
 def routes(app: Any) -> Iterator[tuple[str, str]]:
-    """Every route of the application, those of included routers too."""
+    """Every route of the application, including those of included routers."""
     for route in app.routes:
         if hasattr(route, "methods"):
             yield from ((method, route.path) for method in route.methods)
@@ -55,39 +55,41 @@ def routes(app: Any) -> Iterator[tuple[str, str]]:
             yield from routes(route.original_router)
 
 
-def test_every_route_of_the_api_is_in_the_table_and_every_line_of_it_is_a_route(guarded: Door) -> None:
-    found = set(routes(guarded.web.app))
+def test_the_table_of_scopes_lists_exactly_the_routes_of_the_api(server: WebAppServer) -> None:
+    found = set(routes(server.web.app))
     assert {one for one in found if one[1].startswith("/api")} == set(SCOPES)
     open_to_all = {path for _, path in found if not path.startswith("/api")}
     assert open_to_all >= {"/livez", "/readyz", "/channelz", "/metrics", "/openapi.json"}
 
 
-def test_a_route_that_nobody_entered_is_closed(guarded: Door, tokens: dict[str, str], monkeypatch: Any) -> None:
+def test_a_route_that_is_not_in_the_table_is_disabled(
+    server: WebAppServer, tokens: dict[str, str], monkeypatch: Any
+) -> None:
     monkeypatch.delitem(SCOPES, ("GET", "/api/v1/system"))
-    assert guarded.client(tokens["admin"])("GET", "/api/v1/system").status == 403
+    assert server.client(tokens["admin"])("GET", "/api/v1/system").status == 403
 
 
 @pytest.mark.parametrize(("method", "path"), sorted(SCOPES.keys() - {("GET", "/api/v1/events")}))
-def test_each_route_by_each_caller(guarded: Door, tokens: dict[str, str], method: str, path: str) -> None:
+def test_each_route_by_each_caller(server: WebAppServer, tokens: dict[str, str], method: str, path: str) -> None:
     wanted = SCOPES[method, path]
     target = re.sub(r"\{\w+\}", lambda part: SAMPLES[part.group()], path)
-    assert (guarded.client()(method, target).status == 401) == (wanted is not None)
+    assert (server.client()(method, target).status == 401) == (wanted is not None)
     for scope in RANK:
-        status = guarded.client(tokens[scope])(method, target).status
+        status = server.client(tokens[scope])(method, target).status
         allowed = wanted is None or RANK[scope] >= RANK[wanted]
         assert (status not in (401, 403)) == allowed, (scope, status)
         assert status < 500
 
 
-def test_events_need_a_token(guarded: Door, tokens: dict[str, str]) -> None:
-    assert guarded.client()("GET", "/api/v1/events").status == 401
-    with socket.create_connection(("127.0.0.1", guarded.port)) as listener:  # what follows the headers never ends
+def test_events_need_a_token(server: WebAppServer, tokens: dict[str, str]) -> None:
+    assert server.client()("GET", "/api/v1/events").status == 401
+    with socket.create_connection(("127.0.0.1", server.port)) as listener:  # the body never ends
         bearer = f"Authorization: Bearer {tokens['read']}"
         listener.sendall(f"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n{bearer}\r\n\r\n".encode())
         assert listener.recv(15) == b"HTTP/1.1 200 OK"
 
 
-def test_a_token_is_kept_as_a_hash_by_its_owner_alone(tokens: dict[str, str]) -> None:
+def test_a_token_is_stored_as_a_hash_readable_by_its_owner_only(tokens: dict[str, str]) -> None:
     path = Path(tokens["folder"]) / FILE
     assert path.stat().st_mode & 0o777 == 0o600
     text = path.read_text()
@@ -118,32 +120,32 @@ def test_tokens_on_the_command_line(tmp_path: Path) -> None:
     assert Tokens(tmp_path).find(token) is None
 
 
-def test_whoever_lost_a_token_is_out(tmp_path: Path) -> None:
+def test_a_removed_token_is_refused_and_a_damaged_file_refuses_all(tmp_path: Path) -> None:
     tokens = Tokens(tmp_path)
     token, _ = tokens.add("one", "read"), tokens.add("two", "read")
-    with Door(tmp_path) as door:
-        assert door.client(token)("GET", "/api/v1/session").json == {"name": "one", "scopes": ["read"]}
+    with WebAppServer(tmp_path) as server:
+        assert server.client(token)("GET", "/api/v1/session").json == {"name": "one", "scopes": ["read"]}
         tokens.remove("one")
-        until_out = (door.client(token)("GET", "/api/v1/session").status for _ in range(10_000))
-        assert 401 in until_out
-        (tmp_path / FILE).write_text("[{")  # a damaged file lets nobody in, rather than everybody
-        until_closed = (door.client()("GET", "/api/v1/session").status for _ in range(10_000))
-        assert 503 in until_closed
+        statuses_after_removal = (server.client(token)("GET", "/api/v1/session").status for _ in range(10_000))
+        assert 401 in statuses_after_removal
+        (tmp_path / FILE).write_text("[{")  # damaged
+        statuses_after_damage = (server.client()("GET", "/api/v1/session").status for _ in range(10_000))
+        assert 503 in statuses_after_damage
 
 
-def test_ten_thousand_wrong_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gatekeeper, "BAD_TOKENS_S", 600.0)  # a busy machine takes more than a minute for so many
+def test_ten_thousand_invalid_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gatekeeper, "BAD_TOKENS_S", 600.0)  # a busy machine needs more than a minute for all of them
     good = Tokens(tmp_path).add("one", "read")
-    with Door(tmp_path) as door:
-        statuses = [status for batch in range(20) for status in _guess(door.port, batch * 500, 500)]
+    with WebAppServer(tmp_path) as server:
+        statuses = [status for batch in range(20) for status in _guess(server.port, batch * 500, 500)]
         assert statuses == [401] * 10 + [429] * 9990
-        assert door.client(good)("GET", "/api/v1/session").status == 200  # nobody else is locked out
-        reply = door.client("cw_wrong")("GET", "/api/v1/session")
+        assert server.client(good)("GET", "/api/v1/session").status == 200  # other callers are not locked out
+        reply = server.client("cw_wrong")("GET", "/api/v1/session")
         assert 0 < int(reply.headers["retry-after"]) <= 600
 
 
 def _guess(port: int, first: int, n: int) -> list[int]:
-    """What so many wrong tokens are answered with, all sent at once."""
+    """The statuses of `n` requests with invalid tokens, all sent at once."""
     with socket.create_connection(("127.0.0.1", port)) as connection, connection.makefile("rb") as answers:
         close = {first + n - 1: "Connection: close\r\n"}
         heads = [
@@ -162,8 +164,8 @@ def _guess(port: int, first: int, n: int) -> list[int]:
 
 
 @pytest.fixture
-def cookie(guarded: Door, tokens: dict[str, str]) -> str:
-    reply = guarded.client()("POST", "/api/v1/session", {"token": tokens["write"]})
+def cookie(server: WebAppServer, tokens: dict[str, str]) -> str:
+    reply = server.client()("POST", "/api/v1/session", {"token": tokens["write"]})
     assert reply.status == 200
     assert reply.json["scopes"] == ["read", "write"]
     set_cookie = reply.headers["set-cookie"]
@@ -172,12 +174,12 @@ def cookie(guarded: Door, tokens: dict[str, str]) -> str:
     return str(set_cookie.partition(";")[0])
 
 
-def test_a_session_needs_a_right_token(guarded: Door) -> None:
-    assert guarded.client()("POST", "/api/v1/session", {"token": "cw_wrong"}).status == 401
+def test_a_session_needs_a_valid_token(server: WebAppServer) -> None:
+    assert server.client()("POST", "/api/v1/session", {"token": "cw_wrong"}).status == 401
 
 
-def test_other_sites_pages_change_nothing(guarded: Door, cookie: str) -> None:
-    client, own = guarded.client(), f"http://127.0.0.1:{guarded.port}"
+def test_pages_of_other_sites_change_nothing(server: WebAppServer, cookie: str) -> None:
+    client, own = server.client(), f"http://127.0.0.1:{server.port}"
     licence = {"owner": "ACME"}
 
     def post(**headers: str) -> int:
@@ -186,7 +188,7 @@ def test_other_sites_pages_change_nothing(guarded: Door, cookie: str) -> None:
 
     assert client("GET", "/api/v1/session", headers={"Cookie": cookie}).status == 200
     assert post(X_Copywatch="1", Origin=own) == 201
-    assert post(Origin=own) == 403  # a form of our own host's other service
+    assert post(Origin=own) == 403  # a form of another service on our own host
     assert post(X_Copywatch="1") == 403
     assert post(X_Copywatch="1", Origin="http://evil.example") == 403
     assert post(X_Copywatch="1", Origin="null") == 403
@@ -196,9 +198,9 @@ def test_other_sites_pages_change_nothing(guarded: Door, cookie: str) -> None:
     )
 
 
-def test_without_tokens_only_this_machine_by_its_own_name(tmp_path: Path) -> None:
-    with Door(tmp_path) as door:
-        client = door.client()
+def test_without_tokens_only_this_machine_is_served_by_a_loopback_name(tmp_path: Path) -> None:
+    with WebAppServer(tmp_path) as server:
+        client = server.client()
         assert client.get("/session") == {"name": "this machine", "scopes": ["read", "write", "admin"]}
         for host, status in [
             ("localhost", 200),
@@ -211,7 +213,7 @@ def test_without_tokens_only_this_machine_by_its_own_name(tmp_path: Path) -> Non
         assert client("POST", "/api/v1/licences", raw=b'{"owner": "x"}', headers=evil).status == 403
         assert client("POST", "/api/v1/licences", {"owner": "x"}, {"Sec-Fetch-Site": "cross-site"}).status == 403
         assert client("POST", "/api/v1/licences", {"owner": "x"}).status == 201
-        # what a proxy of this machine passes on is somebody else's
+        # forwarded by a proxy on this machine, so from another one
         assert client("GET", "/api/v1/system", headers={"X-Forwarded-For": "203.0.113.9"}).status == 403
 
 
@@ -222,9 +224,9 @@ def test_without_tokens_other_machines_are_refused(tmp_path: Path) -> None:
         except OSError:
             pytest.skip("this machine has no address but loopback")
         own = probe.getsockname()[0]
-    with Door(tmp_path, host="0.0.0.0") as door:
-        assert door.client(host=own)("GET", "/api/v1/system", headers={"Host": "localhost"}).status == 403
-        assert door.client(host=own)("GET", "/livez").status == 200
+    with WebAppServer(tmp_path, host="0.0.0.0") as server:
+        assert server.client(host=own)("GET", "/api/v1/system", headers={"Host": "localhost"}).status == 403
+        assert server.client(host=own)("GET", "/livez").status == 200
 
 
 def test_listening_beyond_loopback_needs_a_token(tmp_path: Path) -> None:
@@ -238,14 +240,14 @@ def test_listening_beyond_loopback_needs_a_token(tmp_path: Path) -> None:
     check_exposure("0.0.0.0", tokens)
 
 
-def test_what_loopback_is() -> None:
+def test_loopback_names_and_addresses() -> None:
     assert all(map(is_loopback, ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST.", "::ffff:127.0.0.1"]))
     assert not any(
         map(is_loopback, ["", "0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "127.1.evil", "2130706433"])
     )
 
 
-# --- paths and words -------------------------------------------------------------------------------------------------
+# --- paths and texts -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -262,8 +264,8 @@ def test_what_loopback_is() -> None:
         ".hidden",
     ],
 )
-def test_an_id_is_never_a_path(guarded: Door, tokens: dict[str, str], id: str) -> None:
-    client = guarded.client(tokens["admin"])
+def test_an_id_is_never_a_path(server: WebAppServer, tokens: dict[str, str], id: str) -> None:
+    client = server.client(tokens["admin"])
     for path in (
         "references/{}",
         "references/{}/export",
@@ -277,8 +279,8 @@ def test_an_id_is_never_a_path(guarded: Door, tokens: dict[str, str], id: str) -
             assert reply.headers["content-type"] == "application/problem+json"
 
 
-def test_words_come_back_as_they_are_and_as_json(guarded: Door, tokens: dict[str, str]) -> None:
-    client, words = guarded.client(tokens["write"]), "<script>alert('ä')</script>"
+def test_text_is_returned_unchanged_as_json(server: WebAppServer, tokens: dict[str, str]) -> None:
+    client, words = server.client(tokens["write"]), "<script>alert('ä')</script>"
     made = client("POST", "/api/v1/licences", {"owner": words, "note": words})
     assert made.json["note"] == words
     reply = client("GET", "/api/v1/licences")
@@ -289,14 +291,14 @@ def test_words_come_back_as_they_are_and_as_json(guarded: Door, tokens: dict[str
     assert bad.headers["content-type"] == "application/problem+json"
 
 
-def test_a_body_is_not_endless(guarded: Door, tokens: dict[str, str]) -> None:
-    reply = guarded.client(tokens["write"])("POST", "/api/v1/licences", {"note": "x" * (2 << 20)})
+def test_a_body_is_limited(server: WebAppServer, tokens: dict[str, str]) -> None:
+    reply = server.client(tokens["write"])("POST", "/api/v1/licences", {"note": "x" * (2 << 20)})
     assert reply.status == 413
-    assert guarded.client()("POST", "/api/v1/licences", {"note": "x" * (2 << 20)}).status == 401
+    assert server.client()("POST", "/api/v1/licences", {"note": "x" * (2 << 20)}).status == 401
 
 
-def test_only_an_administrator_names_private_addresses(guarded: Door, tokens: dict[str, str]) -> None:
-    write, admin = guarded.client(tokens["write"]), guarded.client(tokens["admin"])
+def test_only_admins_name_private_addresses(server: WebAppServer, tokens: dict[str, str]) -> None:
+    write, admin = server.client(tokens["write"]), server.client(tokens["admin"])
     for url in (
         "http://127.0.0.1/x",
         "http://10.1.2.3/x",
@@ -315,13 +317,13 @@ def test_only_an_administrator_names_private_addresses(guarded: Door, tokens: di
     assert b"pa55" not in made.body
     assert b"hush" not in made.body
     assert admin("POST", "/api/v1/channels", {"name": "inside", "url": "http://10.1.2.3/x"}).status == 409
-    assert "inside" in (guarded.context.config or Path()).read_text()
+    assert "inside" in (server.context.config or Path()).read_text()
 
 
-def test_channels_are_not_added_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_channels_are_limited_per_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CHANNELS_PER_MINUTE", 2)
-    with Door(tmp_path) as door:
+    with WebAppServer(tmp_path) as server:
         asked = [{"name": f"c{n}", "url": f"http://192.0.2.7/{n}"} for n in range(4)]
-        replies = [door.client()("POST", "/api/v1/channels", one) for one in asked]
+        replies = [server.client()("POST", "/api/v1/channels", one) for one in asked]
         assert [reply.status for reply in replies] == [201, 201, 429, 429]
         assert replies[-1].headers["retry-after"] == "60"

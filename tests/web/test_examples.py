@@ -1,4 +1,4 @@
-"""The examples of the API and of webhooks in monitor/web/README.md, run as they stand there."""
+"""The examples of the API and of webhooks in monitor/web/README.md, run as printed."""
 
 from __future__ import annotations
 
@@ -17,32 +17,37 @@ from monitor.web.auth.tokens import Tokens
 from reference_db.library import ReferenceLibrary
 from tests.support import media
 from tests.support.recorded_channel import RecordedChannel
-from tests.support.web_only import Door
-from tests.test_readme import section
+from tests.support.web_only import WebAppServer
 
 pytestmark = pytest.mark.system  # curl
 
 
+PAGE = (Path(__file__).parents[2] / "monitor" / "web" / "README.md").read_text()
+
+
 def blocks(title: str, kind: str) -> list[str]:
-    return re.findall(rf"^```{kind}\n(.*?)^```", section(title), re.M | re.S)
+    """The code blocks of a section."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S)
+    assert found
+    return re.findall(rf"^```{kind}\n(.*?)^```", found.group(1), re.M | re.S)
 
 
-def test_every_call_of_the_api_works(tmp_path: Path, recorded: RecordedChannel) -> None:
+def test_every_example_call_works(tmp_path: Path, recorded: RecordedChannel) -> None:
     media.write_clip(tmp_path / "film.mp4", ((n / 5, media.picture(3, n / 5)) for n in range(20)), fps=5)
     (tmp_path / "film-42.copywatch").write_bytes(ReferenceLibrary(recorded.settings.data_dir).exported("harbour"))
     token = Tokens(tmp_path / "data").add("ada", "write")
     calls = [line for block in blocks("REST API", "sh") for line in block.replace("\\\n", "").splitlines()]
     assert len(calls) == 6
-    with Door(tmp_path / "data") as door:
-        environment = {**os.environ, "TOKEN": token, "ADDRESS": f"http://127.0.0.1:{door.port}"}
+    with WebAppServer(tmp_path / "data") as server:
+        environment = {**os.environ, "TOKEN": token, "ADDRESS": f"http://127.0.0.1:{server.port}"}
         for call in calls:
-            asked = call.replace("curl ", "curl -sS --fail-with-body --noproxy '*' ", 1)
-            done = subprocess.run(asked, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+            command = call.replace("curl ", "curl -sS --fail-with-body --noproxy '*' ", 1)
+            done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
             assert (done.returncode, done.stderr) == (0, ""), (call, done.stdout)
             assert json.loads(done.stdout)
 
 
-def test_a_receiver_verifies_as_shown() -> None:
+def test_the_example_receiver_verifies_a_signature() -> None:
     (program,) = blocks("Webhooks", "python")
     names: dict[str, Any] = {}
     exec(program, names)

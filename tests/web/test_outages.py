@@ -1,4 +1,4 @@
-"""Channels that stay away: told once, told again when they are back, also over a restart."""
+"""Outages of channels: reported once, and once more at their end, also across a restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from monitor.alerting.webhooks import WebhookStore
 from monitor.config.settings import ChannelSettings
 from tests.support.serve_process import until
-from tests.support.web_only import Door
+from tests.support.web_only import WebAppServer
 
 pytestmark = pytest.mark.slow  # waits for real outages
 
@@ -21,61 +21,61 @@ pytestmark = pytest.mark.slow  # waits for real outages
 class Channel:
     """A channel whose state the test sets, in the status that a running web reads."""
 
-    def __init__(self, door: Door, name: str = "ch5") -> None:
-        self._status = door.context.metrics.channels.of(name)
-        door.channels = [(ChannelSettings(name=name, url="http://192.0.2.1/x"), False)]
+    def __init__(self, server: WebAppServer, name: str = "ch5") -> None:
+        self._status = server.context.metrics.channels.of(name)
+        server.channels = [(ChannelSettings(name=name, url="http://192.0.2.1/x"), False)]
 
     def is_now(self, state: str) -> None:
         self._status.enter(state)
 
 
-def told(webhooks: WebhookStore, id: str) -> list[dict[str, Any]]:
-    """What the webhook is owed, the oldest first."""
+def queued_messages(webhooks: WebhookStore, id: str) -> list[dict[str, Any]]:
+    """The webhook's messages, oldest first."""
     return [json.loads(one.body) for one in reversed(webhooks.deliveries(id))]
 
 
-def test_a_channel_that_stays_away_is_told_once_and_so_is_its_return(tmp_path: Path) -> None:
+def test_an_outage_and_its_end_are_reported_once(tmp_path: Path) -> None:
     webhooks = WebhookStore(tmp_path)
     id = webhooks.add("https://192.0.2.7/hook", ["channel.down", "channel.up"]).id
-    with Door(tmp_path, channel_down_s=0.0) as door:
-        channel = Channel(door)
+    with WebAppServer(tmp_path, channel_down_s=0.0) as server:
+        channel = Channel(server)
         channel.is_now("stalled")
-        until(lambda: len(told(webhooks, id)) == 1, lambda: told(webhooks, id))
+        until(lambda: len(queued_messages(webhooks, id)) == 1, lambda: queued_messages(webhooks, id))
         channel.is_now("failed")  # the same outage
-        until(lambda: door.web.outages._board.states() == {"ch5": "failed"}, lambda: "the board does not look")
-    with Door(tmp_path, channel_down_s=0.0) as door:  # after a restart
-        channel = Channel(door)
-        channel.is_now("impaired")  # pictures come
-        until(lambda: len(told(webhooks, id)) == 2, lambda: told(webhooks, id))
+        until(lambda: server.web.outages._board.states() == {"ch5": "failed"}, lambda: "the state is not updated")
+    with WebAppServer(tmp_path, channel_down_s=0.0) as server:  # after a restart
+        channel = Channel(server)
+        channel.is_now("impaired")  # frames arrive
+        until(lambda: len(queued_messages(webhooks, id)) == 2, lambda: queued_messages(webhooks, id))
         channel.is_now("up")
         channel.is_now("stalled")
-        until(lambda: len(told(webhooks, id)) == 3, lambda: told(webhooks, id))
-    down, up, again = told(webhooks, id)
+        until(lambda: len(queued_messages(webhooks, id)) == 3, lambda: queued_messages(webhooks, id))
+    down, up, again = queued_messages(webhooks, id)
     assert [one["type"] for one in (down, up, again)] == ["channel.down", "channel.up", "channel.down"]
     assert down["data"] == {"channel": "ch5", "state": "stalled", "down_since": down["data"]["down_since"]}
     assert up["data"] == {"channel": "ch5", "state": "impaired", "down_since": down["data"]["down_since"]}
     assert again["data"]["down_since"] >= up["data"]["down_since"]
 
 
-def test_who_comes_during_an_outage_is_told_since_when(tmp_path: Path) -> None:
-    with Door(tmp_path, channel_down_s=0.0) as door:
-        Channel(door).is_now("failed")
-        until(lambda: "ch5" in door.web.outages._since, lambda: "it was not seen")
-        since = door.web.outages._since["ch5"]
-        until(lambda: time.time() > since + 1, lambda: "time stands still")
+def test_a_webhook_added_during_an_outage_learns_its_start(tmp_path: Path) -> None:
+    with WebAppServer(tmp_path, channel_down_s=0.0) as server:
+        Channel(server).is_now("failed")
+        until(lambda: "ch5" in server.web.outages._since, lambda: "it was not seen")
+        since = server.web.outages._since["ch5"]
+        until(lambda: time.time() > since + 1, lambda: "the clock does not advance")
         id = WebhookStore(tmp_path).add("https://192.0.2.7/hook").id
-        until(lambda: len(told(WebhookStore(tmp_path), id)) == 1, lambda: "it is not told")
-    (down,) = told(WebhookStore(tmp_path), id)
+        until(lambda: len(queued_messages(WebhookStore(tmp_path), id)) == 1, lambda: "it is not reported")
+    (down,) = queued_messages(WebhookStore(tmp_path), id)
     assert datetime.fromisoformat(down["data"]["down_since"]).timestamp() == since
 
 
-def test_one_that_reconnects_in_time_is_no_news(tmp_path: Path) -> None:
+def test_a_quick_reconnect_is_not_reported(tmp_path: Path) -> None:
     webhooks = WebhookStore(tmp_path)
     id = webhooks.add("https://192.0.2.7/hook").id
-    with Door(tmp_path, channel_down_s=3600.0) as door:
-        channel, outages = Channel(door), door.web.outages
+    with WebAppServer(tmp_path, channel_down_s=3600.0) as server:
+        channel, outages = Channel(server), server.web.outages
         channel.is_now("stalled")
         until(lambda: "ch5" in outages._since, lambda: "it was not seen")
         channel.is_now("up")
         until(lambda: not outages._since, lambda: "it was not seen")
-    assert told(webhooks, id) == []
+    assert queued_messages(webhooks, id) == []

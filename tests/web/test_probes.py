@@ -1,4 +1,4 @@
-"""The probes and /metrics, asked over a real socket."""
+"""The probes and /metrics over a real socket."""
 
 import json
 import threading
@@ -32,8 +32,8 @@ class Running:
                 return error.code, error.headers["content-type"], error.read().decode()
 
 
-class Announced(uvicorn.Server):
-    """A server that says when it listens, so that nobody has to sleep."""
+class SignallingServer(uvicorn.Server):
+    """A server that signals when it listens, so that no test has to sleep."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -48,7 +48,7 @@ class Announced(uvicorn.Server):
 def running() -> Iterator[Running]:
     metrics, problems = Metrics(CollectorRegistry()), dict[str, str]()
     app = create_probes(metrics, Health(problems, ["index", "outbox"], {}, vital=[]))
-    server = Announced(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
+    server = SignallingServer(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
     thread = threading.Thread(target=server.run)
     thread.start()
     assert server.listening.wait(20)
@@ -59,13 +59,13 @@ def running() -> Iterator[Running]:
     assert not thread.is_alive()
 
 
-def test_alive_whatever_is_missing(running: Running) -> None:
+def test_alive_despite_problems(running: Running) -> None:
     running.problems["index"] = "not loaded yet"
     status, _, body = running.get("/livez")
     assert (status, body) == (200, "ok\n")
 
 
-def test_ready_only_when_nothing_is_wrong(running: Running) -> None:
+def test_ready_only_without_problems(running: Running) -> None:
     running.problems["index"] = "not loaded yet"
     status, kind, body = running.get("/readyz")
     assert (status, kind) == (503, "application/json")
@@ -75,14 +75,14 @@ def test_ready_only_when_nothing_is_wrong(running: Running) -> None:
     assert (status, json.loads(body)) == (200, {"status": "ready"})
 
 
-def test_every_check_is_listed_to_who_asks(running: Running) -> None:
+def test_verbose_lists_every_check(running: Running) -> None:
     assert json.loads(running.get("/readyz?verbose")[2])["checks"] == {"index": "ok", "outbox": "ok"}
     running.problems["index"] = "not loaded yet"
     status, _, body = running.get("/readyz?verbose")
     assert (status, json.loads(body)["checks"]) == (503, {"index": "not loaded yet", "outbox": "ok"})
 
 
-def test_metrics_in_the_form_that_is_asked_for(running: Running) -> None:
+def test_metrics_in_the_requested_format(running: Running) -> None:
     running.metrics.references.set(3)
     status, kind, body = running.get("/metrics")
     assert status == 200

@@ -1,4 +1,4 @@
-"""What the API tells of a monitor that runs: system, channels, references, alerts."""
+"""The API of a running monitor: system, channels, references, alerts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_system(client: Client) -> None:
     assert RFC3339.fullmatch(system["index"]["refreshed_at"])
 
 
-def test_channels_are_told_without_their_credentials(client: Client) -> None:
+def test_channels_are_shown_without_their_credentials(client: Client) -> None:
     broken, works = client.get("/channels")["items"]
     assert (broken["name"], works["name"]) == ("broken", "works")
     assert broken["url"] == "http://***@127.0.0.1:9/nothing.m3u8?token=***"
@@ -43,7 +43,7 @@ def test_channels_are_told_without_their_credentials(client: Client) -> None:
     assert client("GET", "/api/v1/channels/nobody").status == 404
 
 
-def test_a_list_comes_a_page_at_a_time(client: Client) -> None:
+def test_lists_are_paged(client: Client) -> None:
     first = client.get("/references?limit=1")
     second = client.get(f"/references?limit=1&cursor={first['next']}")
     assert [one["id"] for one in first["items"] + second["items"]] == ["garden", "harbour"]
@@ -53,7 +53,7 @@ def test_a_list_comes_a_page_at_a_time(client: Client) -> None:
     assert client("GET", "/api/v1/alerts?limit=0").status == 422
 
 
-def test_references_are_found_by_words_and_shown(client: Client) -> None:
+def test_references_are_searched_and_shown(client: Client) -> None:
     assert [one["id"] for one in client.get("/references?q=HARB")["items"]] == ["harbour"]
     assert client.get("/references?owner=nobody")["items"] == []
     assert client.get("/references?tag=nothing")["items"] == []
@@ -103,7 +103,7 @@ def test_alerts_are_filtered(client: Client, filters: str, n: int) -> None:
     assert len(client.get(f"/alerts?{filters}")["items"]) == n
 
 
-def test_an_alert_is_told_whole() -> None:
+def test_an_alert_is_shown_with_all_its_fields() -> None:
     names = {field.name for field in dataclasses.fields(Alert)}
     assert names <= AlertOut.model_fields.keys()
 
@@ -119,7 +119,7 @@ def test_every_error_is_a_problem(client: Client) -> None:
     assert client("POST", "/api/v1/alerts").status == 405
 
 
-def test_an_archive_carries_the_zone_that_was_asked_for_if_there_is_one(client: Client) -> None:
+def test_an_archive_carries_the_requested_time_zone(client: Client) -> None:
     id = client.get("/alerts")["items"][0]["id"]
     with zipfile.ZipFile(io.BytesIO(client("GET", f"/api/v1/alerts/{id}/export?time_zone=Asia/Tokyo").body)) as archive:
         assert json.loads(archive.read(f"{id}/manifest.json"))["viewer"]["time_zone"] == "Asia/Tokyo"
@@ -130,7 +130,7 @@ def test_an_archive_carries_the_zone_that_was_asked_for_if_there_is_one(client: 
     assert client("GET", f"/api/v1/alerts/{id}/export?time_zone={'x' * 65}").status == 422
 
 
-def test_browsers_are_told_to_trust_nothing(client: Client) -> None:
+def test_security_headers(client: Client) -> None:
     headers = client("GET", "/api/v1/system").headers
     assert "default-src 'self'" in headers["content-security-policy"]
     assert "frame-ancestors 'none'" in headers["content-security-policy"]

@@ -18,22 +18,22 @@ from monitor.alerting.outbox import OutboxEntry
 from monitor.alerting.reviews import watch_rights
 from monitor.web.routes import alerts
 from tests.support.sample_alert import sample_events
-from tests.support.web_only import Door
+from tests.support.web_only import WebAppServer
 
 ENDED_ID, OTHER_ID, OPEN_ID = "a" * 24, "b" * 24, "c" * 24
 NEVER_S = 3600.0
 
 
 @contextmanager
-def monitor_of(door: Door) -> Iterator[None]:
+def monitor_of(server: WebAppServer) -> Iterator[None]:
     """Applies reviews as a running monitor does, in a thread and an event loop of its own."""
     started = threading.Event()
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
 
     async def run() -> None:
-        context = door.context
-        dispatcher = AlertDispatcher(door.outbox, {}, context.metrics, timedelta(days=30))
+        context = server.context
+        dispatcher = AlertDispatcher(server.outbox, {}, context.metrics, timedelta(days=30))
         dispatcher.emitted = context.emitted
         watching = watch_rights(context.rights, context.library, context.metrics, {}, context.history, dispatcher)
         tasks = [asyncio.create_task(dispatcher.run()), asyncio.create_task(watching)]
@@ -56,20 +56,20 @@ def monitor_of(door: Door) -> Iterator[None]:
 
 
 @pytest.fixture
-def door(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WebAppServer]:
     monkeypatch.setattr(reviews, "LOOK_S", NEVER_S)
-    with Door(tmp_path) as opened:
+    with WebAppServer(tmp_path) as opened:
         events = [*sample_events(ENDED_ID), *sample_events(OTHER_ID), *sample_events(OPEN_ID)[:2]]
         opened.outbox.write([OutboxEntry("ch5", events)])
         yield opened
 
 
 def test_a_false_review_of_an_ended_alert_is_answered_with_its_retraction(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    server: WebAppServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts, "APPLIED_S", NEVER_S)
-    client, path = door.client(), f"/api/v1/alerts/{ENDED_ID}/review"
-    with monitor_of(door):
+    client, path = server.client(), f"/api/v1/alerts/{ENDED_ID}/review"
+    with monitor_of(server):
         false = client("POST", path, {"decision": "false"}).json
         assert (false["status"], false["reason"]) == ("retracted", "reviewed: false positive")
         assert [event["type"] for event in false["events"]][-2:] == ["alert.ended", "alert.retracted"]
@@ -80,12 +80,12 @@ def test_a_false_review_of_an_ended_alert_is_answered_with_its_retraction(
 
 
 def test_without_a_monitor_that_applies_it_a_review_is_stored_and_answered(
-    door: Door, monkeypatch: pytest.MonkeyPatch
+    server: WebAppServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alerts, "APPLIED_S", 0.2)
     before = time.monotonic()
-    open_alert = door.client()("POST", f"/api/v1/alerts/{OPEN_ID}/review", {"decision": "false"}).json
+    open_alert = server.client()("POST", f"/api/v1/alerts/{OPEN_ID}/review", {"decision": "false"}).json
     assert time.monotonic() - before >= 0.2  # its channel could have retracted it meanwhile
     assert (open_alert["status"], open_alert["review"]["decision"]) == ("open", "false")
-    confirmed = door.client()("POST", f"/api/v1/alerts/{ENDED_ID}/review", {"decision": "confirmed"}).json
+    confirmed = server.client()("POST", f"/api/v1/alerts/{ENDED_ID}/review", {"decision": "confirmed"}).json
     assert (confirmed["status"], confirmed["review"]["decision"]) == ("ended", "confirmed")

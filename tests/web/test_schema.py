@@ -1,4 +1,4 @@
-"""The OpenAPI document against a running monitor: some of the calls of `scripts/chaos.py web`, the same each time."""
+"""The OpenAPI document against a running monitor: a small, reproducible run of `scripts/chaos.py web`."""
 
 from __future__ import annotations
 
@@ -9,37 +9,41 @@ import pytest
 import schemathesis
 
 from monitor.web.auth.gatekeeper import SCOPES
-from tests.support.schema_calls import call, call_everything, parameters, what_is_there
-from tests.support.web_server import Client, Serving
+from tests.support.schema_calls import call, call_everything, existing_resources, parameters
+from tests.support.web_server import Client, MonitorServer
 
 pytestmark = pytest.mark.slow  # thousands of requests
 
-CALLS = 8  # of each operation, in each way
+CALLS = 8  # of each operation and kind
 
 
 @pytest.fixture(scope="module")
-def there(serving: Serving) -> Mapping[str, Mapping[str, Any]]:
-    return what_is_there(serving.client())
+def existing(server: MonitorServer) -> Mapping[str, Mapping[str, Any]]:
+    return existing_resources(server.client())
 
 
-def test_whatever_is_asked(serving: Serving, there: Mapping[str, Mapping[str, Any]]) -> None:
-    done = call_everything(serving.address, there, CALLS)
-    assert not done.wrong, "\n\n".join(done.wrong)
+def test_every_operation_conforms_to_the_schema(
+    server: MonitorServer, existing: Mapping[str, Mapping[str, Any]]
+) -> None:
+    done = call_everything(server.address, existing, CALLS)
+    assert not done.failures, "\n\n".join(done.failures)
     assert set(done.operations) == {f"{method} {path}" for method, path in SCOPES}
-    assert done.n_calls > CALLS * len(SCOPES)  # some can be called in one way only
+    assert done.n_calls > CALLS * len(SCOPES)  # some have only one kind of call
     assert min(done.statuses[status] for status in (200, 201, 404, 422)) > 0, done.statuses
 
 
-def test_what_is_there_is_told_as_the_schema_says(serving: Serving, there: Mapping[str, Mapping[str, Any]]) -> None:
-    """Made-up ids find nothing; so every page of what there is, is asked for by its own id."""
-    document = schemathesis.openapi.from_url(f"{serving.address}/openapi.json")
+def test_existing_resources_conform_to_the_schema(
+    server: MonitorServer, existing: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Generated ids find nothing, so every resource is requested by an existing id."""
+    document = schemathesis.openapi.from_url(f"{server.address}/openapi.json")
     for method, path in sorted(SCOPES):
-        if method == "GET" and path != "/api/v1/jobs/{id}":  # no job was asked for here
-            reply = call(document[path][method].Case(path_parameters=parameters(path, there)))
+        if method == "GET" and path != "/api/v1/jobs/{id}":  # there is no job here
+            reply = call(document[path][method].Case(path_parameters=parameters(path, existing)))
             assert reply.status_code == 200, (path, reply.status_code)
 
 
-def test_a_review_is_kept_and_told(client: Client) -> None:
+def test_a_review_is_stored_and_shown(client: Client) -> None:
     newest, oldest = client.get("/alerts")["items"]
     confirmed = client("POST", f"/api/v1/alerts/{oldest['id']}/review", {"decision": "confirmed", "note": "seen"})
     assert confirmed.json["review"]["decision"] == "confirmed"

@@ -1,17 +1,17 @@
-// One alert: what aired beside what was registered, both time lines, the matrix that explains it, and the verdict.
+// One alert: broadcast beside reference, both time lines, the similarity matrix, and the review.
 
-import { ask, can, get, part, send } from "./api.js";
-import { chipsOf, DECISIONS, frame, review, scoreMeter, untilEvidence, whenOf } from "./alerts.js";
-import { button, confirmed, el, field, formDialog, icon, put, toast } from "./dom.js";
+import { can, get, part, request, send } from "./api.js";
+import { chipsOf, DECISIONS, frame, review, pollEvidence, scoreMeter, whenOf } from "./alerts.js";
+import { button, askToConfirm, el, field, formDialog, icon, put, toast } from "./dom.js";
 import { licenceFields, licenceOf } from "./licences.js";
-import { ALERTS, on } from "./live.js";
+import { ALERTS, on } from "./events.js";
 import { matrixView } from "./matrix.js";
 import { timeLines } from "./timelines.js";
 import { clock, length, moment, ZONE } from "./times.js";
 
 const EVENTS = {
-  "alert.started": "Told: a copy is on air",
-  "alert.updated": "Told again: it goes on",
+  "alert.started": "Emitted: a copy is on air",
+  "alert.updated": "Updated: the copy continues",
   "alert.ended": "Ended",
   "alert.retracted": "Retracted",
   "alert.reviewed": "Reviewed",
@@ -22,13 +22,13 @@ export async function show(root, { id, signal }) {
   let alert = await get(`alerts/${part(id)}`, {}, signal);
   const parts = {
     head: el("div"),
-    verdict: el("section.panel.verdict"),
+    review: el("section.panel.review"),
     frames: el("section.panel.pictures"),
     lines: el("section.panel"),
     matrix: el("section.panel"),
     numbers: el("section.panel"),
     events: el("section.panel"),
-    more: el("section.panel"),
+    rights: el("section.panel"),
   };
   put(
     root,
@@ -39,10 +39,10 @@ export async function show(root, { id, signal }) {
       el("div.stack", parts.frames, parts.lines, parts.matrix),
       el(
         "aside.stack",
-        { "aria-label": "Verdict and numbers" },
-        parts.verdict,
+        { "aria-label": "Review and numbers" },
+        parts.review,
         parts.numbers,
-        parts.more,
+        parts.rights,
         parts.events,
       ),
     ),
@@ -72,39 +72,39 @@ export async function show(root, { id, signal }) {
         el("div.chips", chipsOf(alert)),
       ),
     );
-    drawVerdict(parts.verdict, alert, (reviewed) => {
+    drawReview(parts.review, alert, (reviewed) => {
       alert = { ...alert, ...reviewed };
       draw();
     });
     timeLines(parts.lines, alert, signal);
     drawNumbers(parts.numbers, alert);
-    drawMore(parts.more, alert);
+    drawRights(parts.rights, alert);
     drawEvents(parts.events, alert);
   };
   const drawEvidence = async () => {
     let evidence = null,
-      sentence = "Evidence is made while the copy is on air; it appears here by itself.";
+      sentence = "Evidence is created while the copy is on air and appears here automatically.";
     try {
       if (alert.has_evidence) evidence = await get(`alerts/${part(id)}/evidence`, {}, signal);
     } catch (error) {
       sentence = error.message;
     }
     drawFrames(parts.frames, alert, evidence, sentence);
-    // Who reads cells of a copy that is on air is not disturbed by newer ones.
+    // A matrix that has the focus is not replaced by a newer one.
     if (!parts.matrix.contains(document.activeElement)) matrixView(parts.matrix, alert, evidence, sentence, signal);
   };
-  const again = async () => {
+  const reload = async () => {
     const before = `${alert.has_evidence} ${alert.status} ${alert.seq}`;
     alert = await get(`alerts/${part(id)}`, {}, signal);
     draw();
     if (before !== `${alert.has_evidence} ${alert.status} ${alert.seq}`) await drawEvidence();
   };
-  on(ALERTS, (told) => told.id === id && again().catch(() => {}), signal);
-  on(["again"], () => again().catch(() => {}), signal);
+  on(ALERTS, (event) => event.id === id && reload().catch(() => {}), signal);
+  on(["reconnected"], () => reload().catch(() => {}), signal);
   addEventListener(
     "shortcut",
     async (event) => {
-      if (event.detail === "e") save(alert);
+      if (event.detail === "e") saveArchive(alert);
       const decision = DECISIONS.find(([, , , letter]) => letter === event.detail)?.[0];
       if (!decision || !can("write")) return;
       const reviewed = await review(alert, decision);
@@ -117,18 +117,18 @@ export async function show(root, { id, signal }) {
   );
   draw();
   await drawEvidence();
-  untilEvidence(alert, signal, () => again().catch(() => {}));
+  pollEvidence(alert, signal, () => reload().catch(() => {}));
 }
 
-function drawVerdict(panel, alert, done) {
-  const before = panel.querySelector("input[name=note]"); // somebody may be writing while the copy goes on
-  const note = before ?? el("input", { name: "note", maxlength: 500, placeholder: "a word for your colleagues" });
-  const isWriting = before !== null && before === document.activeElement;
+function drawReview(panel, alert, onReviewed) {
+  const before = panel.querySelector("input[name=note]"); // the viewer may be typing while the alert is updated
+  const note = before ?? el("input", { name: "note", maxlength: 500, placeholder: "optional" });
+  const isTyping = before !== null && before === document.activeElement;
   const decide = async (decision) => {
     const reviewed = await review(alert, decision, note.value.trim());
     if (reviewed) {
       note.value = "";
-      done(reviewed);
+      onReviewed(reviewed);
     }
   };
   put(
@@ -142,20 +142,20 @@ function drawVerdict(panel, alert, done) {
           moment(alert.review.at, { full: true }),
           alert.review.note && el("span.muted", ` – ${alert.review.note}`),
         )
-      : el("p.muted", "Nobody has looked at it yet."),
+      : el("p.muted", "Not reviewed yet."),
     can("write")
       ? [
           el(
             "div.row.wrap",
-            DECISIONS.map(([decision, words, , letter]) =>
+            DECISIONS.map(([decision, label, , letter]) =>
               button(
-                words,
+                label,
                 {
-                  sign: decision,
+                  iconName: decision,
                   kind: decision,
                   "data-decision": decision,
                   "aria-pressed": String(alert.review?.decision === decision),
-                  title: `${words} (${letter})`,
+                  title: `${label} (${letter})`,
                 },
                 () => decide(decision),
               ),
@@ -163,22 +163,22 @@ function drawVerdict(panel, alert, done) {
           ),
           field("Note", note),
         ]
-      : el("p.hint", "Your token may only read."),
-    alert.reason && el("p", el("span.muted", "Why it ended: "), alert.reason),
+      : el("p.hint", "Your token is read-only."),
+    alert.reason && el("p", el("span.muted", "Reason: "), alert.reason),
     el(
       "p.row.wrap",
-      button("Export as zip", { sign: "download", title: "Pictures, numbers and a manifest of SHA-256 sums" }, () =>
-        save(alert),
+      button("Export as zip", { iconName: "download", title: "Pictures, numbers and a manifest of SHA-256 sums" }, () =>
+        saveArchive(alert),
       ),
     ),
   );
-  if (isWriting) note.focus();
+  if (isTyping) note.focus();
 }
 
-/** Fetches the zip, so that a login or an error is told here, and saves it. */
-async function save(alert) {
+/** Saves the zip; it is fetched, so that a login or an error appears on this page. */
+async function saveArchive(alert) {
   try {
-    const reply = await ask(`alerts/${part(alert.id)}/export`, { query: { time_zone: ZONE } });
+    const reply = await request(`alerts/${part(alert.id)}/export`, { query: { time_zone: ZONE } });
     const url = URL.createObjectURL(await reply.blob());
     el("a", { href: url, download: `alert-${alert.id}.zip` }).click();
     setTimeout(() => URL.revokeObjectURL(url), 60000);
@@ -222,38 +222,38 @@ function drawNumbers(panel, alert) {
     [
       "Score",
       el("span.inline-score", scoreMeter(alert.score)),
-      "Mean of similarity times mask over the aligned seconds, held down for short copies; 0 to 1.",
+      "Mean of similarity times mask over the aligned seconds, reduced for short copies; 0 to 1.",
     ],
     [
-      "Coverage of the air",
+      "Coverage of the broadcast",
       percent(alert.coverage_channel),
-      "Share of the seconds between start and end on air that were matched.",
+      "Share of the broadcast seconds between start and end that were matched.",
     ],
     [
       "Coverage of the reference",
       percent(alert.coverage_reference),
-      "Share of the whole reference that lies between its start and end here.",
+      "Share of the whole reference between its start and end here.",
     ],
-    ["Matched", length(alert.matched_seconds), "Seconds of air that lie on the alignment."],
-    ["Speed", `${alert.speed.toFixed(2)}×`, "Seconds of the reference for each second of air."],
+    ["Matched", length(alert.matched_seconds), "Seconds of the broadcast on the alignment."],
+    ["Speed", `${alert.speed.toFixed(2)}×`, "Seconds of the reference per second of the broadcast."],
     [
-      "Told after",
+      "Detected after",
       length(alert.detected_at - alert.channel_start),
-      "From the copy's first second on air to the second that decided it.",
+      "From the first broadcast second of the copy to the second that triggered the alert.",
     ],
     [
-      "Not seen",
+      "Missing",
       alert.gaps.length
         ? alert.gaps.map((gap) => `${length(gap.seconds)} at ${clock(gap.at)} (${gap.reason})`).join(", ")
-        : "nothing is missing",
-      "Seconds within it, or just before it, that nobody saw.",
+        : "none",
+      "Seconds within the copy or just before it that were not received.",
     ],
   ];
   if (alert.pauses?.length)
     rows.push([
       "Pauses",
       alert.pauses.map((pause) => `${length(pause.seconds)} at ${clock(pause.at)}`).join(", "),
-      "Seconds that were seen and show something else.",
+      "Seconds within the copy that show something else.",
     ]);
   put(
     panel,
@@ -263,42 +263,42 @@ function drawNumbers(panel, alert) {
       rows.map(([name, value, meaning]) => el("div", el("dt", name), el("dd", value), el("dd.hint", meaning))),
     ),
     alert.continues &&
-      el("p", el("a", { href: `#/alerts/${part(alert.continues)}` }, "It goes on where another alert stopped.")),
+      el("p", el("a", { href: `#/alerts/${part(alert.continues)}` }, "This alert continues another one.")),
     el("p.hint", `Model ${alert.model} · alert ${alert.id}`),
   );
 }
 
-/** The life of the alert: what was told and what people said, in order. */
+/** All events and reviews of the alert, in order. */
 function drawEvents(panel, alert) {
-  const told = (alert.events ?? []).map(({ emitted_at, type, score }) => [
+  const events = (alert.events ?? []).map(({ emitted_at, type, score }) => [
     emitted_at,
     EVENTS[type] ?? type,
     score !== null && score !== undefined && ` · score ${score.toFixed(2)}`,
   ]);
-  const said = (alert.reviews ?? []).map(({ at, by, decision, note }) => [
+  const reviews = (alert.reviews ?? []).map(({ at, by, decision, note }) => [
     at,
     DECISIONS.find(([name]) => name === decision)?.[2] ?? decision,
     ` · by ${by}${note ? `: ${note}` : ""}`,
   ]);
-  const all = [...told, ...said].sort(([one], [other]) => Date.parse(one) - Date.parse(other));
+  const entries = [...events, ...reviews].sort(([one], [other]) => Date.parse(one) - Date.parse(other));
   put(
     panel,
-    el("h2", "What was told and said"),
+    el("h2", "Events and reviews"),
     el(
       "ol.log",
-      all.map(([at, what, more]) => el("li", moment(at), " ", el("strong", what), more && el("span.muted", more))),
+      entries.map(([at, text, more]) => el("li", moment(at), " ", el("strong", text), more && el("span.muted", more))),
     ),
   );
 }
 
-function drawMore(panel, alert) {
+function drawRights(panel, alert) {
   put(
     panel,
     el("h2", "Rights"),
     el(
       "p",
       alert.licence
-        ? ["Licensed by ", el("strong", alert.licence), ": counted, shown, and not a breach."]
+        ? ["Licensed by ", el("strong", alert.licence), ": recorded, but not a breach."]
         : "No licence covers this play.",
     ),
     el(
@@ -309,10 +309,10 @@ function drawMore(panel, alert) {
     can("write") &&
       el(
         "div.row.wrap",
-        button("Add a licence", { sign: "licensed" }, () => addLicence(alert)),
+        button("Add a licence", { iconName: "licensed" }, () => addLicence(alert)),
         button(
           "Exclude this span",
-          { sign: "trash", title: "An ident or end credits, say: seconds of the reference that never alert" },
+          { iconName: "trash", title: "For idents and end credits: these seconds of the reference never alert" },
           () => exclude(alert),
         ),
       ),
@@ -322,20 +322,20 @@ function drawMore(panel, alert) {
 function addLicence(alert) {
   formDialog(
     "Licence",
-    "Plays within it are counted and shown as licensed, one that is on air now included. What has ended stays as told.",
+    "Plays that it covers are recorded as licensed, including one on air now. Ended alerts do not change.",
     licenceFields({ reference: alert.reference, channel: alert.channel }),
     "Add",
     async (values) => {
       await send("POST", "licences", licenceOf(values));
-      toast("The licence holds from now on.");
+      toast("Licence added; it applies from now on.");
     },
   );
 }
 
 async function exclude(alert) {
   const span = `${clock(alert.reference_start)}–${clock(alert.reference_end)}`;
-  const sentence = `Seconds ${span} of ${alert.title || alert.reference} will never alert again, on any channel. It can be taken back on the page of references.`;
-  if (!(await confirmed("Exclude this span?", sentence, "Exclude"))) return;
+  const sentence = `Seconds ${span} of ${alert.title || alert.reference} will never alert again, on any channel. You can undo this on the References page.`;
+  if (!(await askToConfirm("Exclude this span?", sentence, "Exclude"))) return;
   try {
     const note = `from alert ${alert.id}`;
     await send("POST", `references/${part(alert.reference)}/exclusions`, {

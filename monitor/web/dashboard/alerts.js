@@ -1,9 +1,9 @@
-// Alerts: cards with the air and the reference side by side, filters, and a keyboard to review them by.
+// Alerts: cards with broadcast and reference side by side, filters, and keyboard shortcuts for reviews.
 
 import { address, can, get, part, send } from "./api.js";
 import { button, el, empty, icon, put, toast } from "./dom.js";
 import { Filters, saveCsv } from "./filters.js";
-import { ALERTS, on } from "./live.js";
+import { ALERTS, on } from "./events.js";
 import { Selection } from "./selection.js";
 import { clock, length, moment } from "./times.js";
 
@@ -28,7 +28,7 @@ export async function show(root, { query, signal }) {
 
   const describe = () => {
     count.textContent = cards.size
-      ? `${cards.size}${cursor ? "+" : ""} ${cards.size === 1 ? "alert" : "alerts"}${filters.any ? " by these filters" : ", the newest first"}`
+      ? `${cards.size}${cursor ? "+" : ""} ${cards.size === 1 ? "alert" : "alerts"}${filters.any ? " matching these filters" : ", newest first"}`
       : "";
     more.hidden = !cursor;
     if (cards.size) list.querySelector(".empty")?.remove();
@@ -36,12 +36,12 @@ export async function show(root, { query, signal }) {
       put(
         list,
         filters.any
-          ? empty("No alert fits these filters", ["Take one away to see more."])
+          ? empty("No alert matches these filters", ["Remove a filter to see more."])
           : empty(
               "No alert yet",
               [
-                "An alert appears here by itself within seconds of a registered video going on air.",
-                "Nothing registered or watched yet? This is all it takes:",
+                "An alert appears here within seconds after a registered video goes on air.",
+                "Nothing registered or monitored yet? Run:",
               ],
               [
                 'copywatch refs add film.mp4 --title "The Film"',
@@ -51,10 +51,10 @@ export async function show(root, { query, signal }) {
             ),
       );
   };
-  const make = (alert) => {
+  const createCard = (alert) => {
     const card = new Card(alert, selection);
     cards.set(alert.id, card);
-    untilEvidence(alert, signal, (now) => card.draw(now));
+    pollEvidence(alert, signal, (now) => card.draw(now));
     return card.element;
   };
   const load = async (fresh = false) => {
@@ -62,16 +62,16 @@ export async function show(root, { query, signal }) {
     loading = true;
     try {
       const page = await get("alerts", { ...filters.api(), limit: PAGE, cursor: fresh ? null : cursor }, signal);
-      const held = list.contains(document.activeElement) && document.activeElement.closest(".card")?.dataset.id;
+      const focusedId = list.contains(document.activeElement) && document.activeElement.closest(".card")?.dataset.id;
       if (fresh) {
         cards.clear();
         put(list);
         selection.clear();
       }
       for (const alert of page.items) {
-        if (!cards.has(alert.id)) list.append(make(alert));
+        if (!cards.has(alert.id)) list.append(createCard(alert));
       }
-      if (fresh) cards.get(held)?.title.focus({ preventScroll: true }); // a connection that came back disturbs nobody
+      if (fresh) cards.get(focusedId)?.title.focus({ preventScroll: true }); // a reconnection does not move the focus
       cursor = page.next;
       describe();
     } finally {
@@ -85,20 +85,20 @@ export async function show(root, { query, signal }) {
       const card = cards.get(alert.id);
       if (card) card.draw(alert);
       else if (kind !== "alert.reviewed" && alert.status !== "retracted") {
-        if (!filters.fits(alert)) return;
-        list.prepend(make(alert));
+        if (!filters.matches(alert)) return;
+        list.prepend(createCard(alert));
         list.firstElementChild.classList.add("new");
         describe();
       }
     },
     signal,
   );
-  on(["again"], () => load(true).catch(() => {}), signal);
-  addEventListener("shortcut", (event) => shortcut(event.detail, list, cards, selection), { signal });
+  on(["reconnected"], () => load(true).catch(() => {}), signal);
+  addEventListener("shortcut", (event) => handleShortcut(event.detail, list, cards, selection), { signal });
 
   const save = button(
     "CSV",
-    { sign: "download", title: "All alerts by these filters, times in UTC and in your zone" },
+    { iconName: "download", title: "All alerts matching these filters, with times in UTC and in your zone" },
     () => saveCsv(filters),
   );
   put(
@@ -112,7 +112,7 @@ export async function show(root, { query, signal }) {
         el("kbd", "k"),
         " move ",
         el("kbd", "x"),
-        " choose ",
+        " select ",
         el("kbd", "c"),
         el("kbd", "f"),
         el("kbd", "l"),
@@ -128,7 +128,7 @@ export async function show(root, { query, signal }) {
   await load(true);
 }
 
-function shortcut(key, list, cards, selection) {
+function handleShortcut(key, list, cards, selection) {
   const all = [...list.querySelectorAll(".card")];
   const at = all.findIndex((card) => card.contains(document.activeElement));
   if (key === "j" || key === "k") {
@@ -147,10 +147,10 @@ function shortcut(key, list, cards, selection) {
 class Card {
   constructor(alert, selection) {
     this.title = el("a.title", { href: `#/alerts/${part(alert.id)}` });
-    this.choice = el("input", {
+    this.checkbox = el("input", {
       type: "checkbox",
-      "aria-label": `Choose ${alert.title || alert.reference}`,
-      title: "Choose several to review them at once (x)",
+      "aria-label": `Select ${alert.title || alert.reference}`,
+      title: "Select several to review them together (x)",
       onchange: () => selection.toggle(alert.id),
     });
     this.body = el("div.facts-line");
@@ -160,15 +160,15 @@ class Card {
     this.actions = el(
       "div.row.actions",
       can("write") &&
-        DECISIONS.map(([decision, words, , letter]) =>
+        DECISIONS.map(([decision, label, , letter]) =>
           button(
-            words.split(" ")[0],
+            label.split(" ")[0],
             {
               kind: "quiet",
-              sign: decision,
+              iconName: decision,
               "data-decision": decision,
-              title: `${words} (${letter})`,
-              "aria-label": words,
+              title: `${label} (${letter})`,
+              "aria-label": label,
             },
             () => this.review(decision),
           ),
@@ -178,7 +178,7 @@ class Card {
       "article.card",
       { data: { id: alert.id } },
       this.frames,
-      can("write") && el("label.choice", this.choice),
+      can("write") && el("label.select-box", this.checkbox),
       el(
         "div.body",
         el("div.row.between.start", el("h2", this.title), this.score),
@@ -198,25 +198,24 @@ class Card {
       el("strong", alert.channel),
       " · ",
       whenOf(alert),
-      ` · ${length(alert.channel_end - alert.channel_start)} of it, from `,
-      clock(alert.reference_start),
+      ` · ${length(alert.channel_end - alert.channel_start)} from ${clock(alert.reference_start)} of the reference`,
       Math.abs(alert.speed - 1) > 0.05 ? ` at ${alert.speed.toFixed(2)}×` : "",
       alert.owner && el("span.muted", ` · ${alert.owner}`),
     );
     put(this.score, scoreMeter(alert.score));
     put(this.chips, chipsOf(alert));
     this.element.dataset.status = alert.status;
-    for (const each of this.actions.children)
-      each.setAttribute("aria-pressed", String(each.dataset.decision === alert.review?.decision));
+    for (const action of this.actions.children)
+      action.setAttribute("aria-pressed", String(action.dataset.decision === alert.review?.decision));
     if (this.hadEvidence !== alert.has_evidence) {
       this.hadEvidence = alert.has_evidence;
       put(this.frames, frame(alert, "air-start.jpg", "On air"), frame(alert, "ref-start.jpg", "Reference"));
     }
   }
 
-  choose(isChosen) {
-    this.choice.checked = isChosen;
-    this.element.classList.toggle("chosen", isChosen);
+  select(isSelected) {
+    this.checkbox.checked = isSelected;
+    this.element.classList.toggle("selected", isSelected);
   }
 
   async review(decision) {
@@ -225,7 +224,7 @@ class Card {
   }
 }
 
-/** The alert after the review, or null; what was done is said. */
+/** Sends a review and shows the outcome; the alert after it, or null. */
 export async function review(alert, decision, note) {
   try {
     const reviewed = await send("POST", `alerts/${part(alert.id)}/review`, note ? { decision, note } : { decision });
@@ -237,22 +236,25 @@ export async function review(alert, decision, note) {
   }
 }
 
-/** Asks again, a few times, for an alert that is so new that its pictures are still being made. */
-export async function untilEvidence(alert, signal, found) {
+/** Polls a new alert a few times until its evidence exists. */
+export async function pollEvidence(alert, signal, onFound) {
   if (alert.has_evidence || Date.now() - Date.parse(alert.emitted_at) > NEW_MS) return;
   for (const wait of [1000, 2000, 4000, 8000, 16000]) {
     await new Promise((resolve) => setTimeout(resolve, wait));
     if (signal.aborted) return;
     const now = await get(`alerts/${part(alert.id)}`, {}, signal).catch(() => alert);
-    if (now.has_evidence) return void found(now);
+    if (now.has_evidence) {
+      onFound(now);
+      return;
+    }
   }
 }
 
-/** One picture of the evidence, or words where there is none. */
-export function frame(alert, file, label, words) {
+/** One picture of the evidence, or a text if there is none. */
+export function frame(alert, file, label, note) {
   const figure = el("figure.frame", el("figcaption", label));
-  const without = (sentence) => figure.prepend(el("span.without", sentence));
-  if (!file || !alert.has_evidence) without(words || "No picture yet");
+  const showPlaceholder = (text) => figure.prepend(el("span.placeholder", text));
+  if (!file || !alert.has_evidence) showPlaceholder(note || "No picture yet");
   else {
     const src = address(`alerts/${part(alert.id)}/evidence/${part(file)}`);
     const picture = el("img", {
@@ -264,23 +266,23 @@ export function frame(alert, file, label, words) {
     });
     picture.addEventListener("error", () => {
       picture.remove();
-      without(words || "No picture");
+      showPlaceholder(note || "No picture");
     });
     figure.prepend(picture);
   }
   return figure;
 }
 
-/** When it began: on the wall clock, or in a recording, which has none. */
+/** When it started: the time of day, or the position in a recording, which has none. */
 export function whenOf(alert, options) {
   return alert.started_at ? moment(alert.started_at, options) : `second ${clock(alert.channel_start)} of the recording`;
 }
 
 export function chipsOf(alert) {
-  const [words, tone] = STATUS[alert.status] ?? [alert.status, "idle"];
+  const [label, tone] = STATUS[alert.status] ?? [alert.status, "idle"];
   const decision = DECISIONS.find(([name]) => name === alert.review?.decision);
   return [
-    el("span.chip", { data: { tone } }, words),
+    el("span.chip", { data: { tone } }, label),
     alert.licence && el("span.chip", { data: { tone: "licensed" } }, icon("licensed"), "Licensed"),
     decision &&
       el("span.chip", { data: { tone: decision[0] }, title: `by ${alert.review.by}` }, icon(decision[0]), decision[2]),
@@ -288,7 +290,7 @@ export function chipsOf(alert) {
       el(
         "span.chip",
         { data: { tone: "warn" } },
-        `${length(alert.gaps.reduce((sum, gap) => sum + gap.seconds, 0))} not seen`,
+        `${length(alert.gaps.reduce((sum, gap) => sum + gap.seconds, 0))} missing`,
       ),
   ];
 }

@@ -1,5 +1,5 @@
-// The REST API, and nothing else: every byte that the dashboard shows comes from here. Answers to 401 with the
-// login box and then asks again; other errors are thrown as ApiError with the server's own sentence.
+// The REST API: everything that the dashboard shows comes from here. On 401 it shows the login box and then sends the
+// request again; other errors are thrown as ApiError with the server's own sentence.
 
 import { el } from "./dom.js";
 
@@ -15,7 +15,7 @@ export class ApiError extends Error {
   }
 }
 
-/** The address of a resource; a part that comes from data is encoded. */
+/** The address of a resource; empty query values are left out. */
 export function address(path, query = {}) {
   const url = new URL(path, BASE);
   for (const [key, value] of Object.entries(query)) {
@@ -24,7 +24,7 @@ export function address(path, query = {}) {
   return url;
 }
 
-/** A part of a path. */
+/** Encodes a value as one part of a path. */
 export const part = encodeURIComponent;
 
 async function problemOf(reply) {
@@ -35,8 +35,8 @@ async function problemOf(reply) {
   }
 }
 
-/** A reply that is well, after a login where one was needed. */
-export async function ask(path, { method = "GET", query, body, headers, signal } = {}) {
+/** The reply to a successful request, after a login if one was needed. */
+export async function request(path, { method = "GET", query, body, headers, signal } = {}) {
   const options = { method, signal, headers: { ...headers }, credentials: "same-origin", cache: "no-store" };
   if (method !== "GET") options.headers["X-Copywatch"] = "1";
   if (body instanceof FormData) options.body = body;
@@ -53,60 +53,57 @@ export async function ask(path, { method = "GET", query, body, headers, signal }
 }
 
 export async function get(path, query, signal) {
-  return (await ask(path, { query, signal })).json();
+  return (await request(path, { query, signal })).json();
 }
 
 export async function send(method, path, body) {
-  const reply = await ask(path, { method, body });
+  const reply = await request(path, { method, body });
   return reply.status === 204 ? null : reply.json();
 }
 
-/** All pages of a list, up to `most` items. */
-export async function all(path, query, most = 1000, signal) {
+/** All pages of a list, until there are at least `maxItems` items. */
+export async function all(path, query, maxItems = 1000, signal) {
   const items = [];
   let cursor;
   do {
     const page = await get(path, { limit: 200, ...query, cursor }, signal);
     items.push(...page.items);
     cursor = page.next;
-  } while (cursor && items.length < most);
+  } while (cursor && items.length < maxItems);
   return items;
 }
 
-/** Sends a form and tells how much of it has gone; fetch cannot say that. */
+/** Sends a form and reports its progress, which fetch cannot. */
 export function upload(path, form, progress) {
   return new Promise((resolve, reject) => {
-    const request = new XMLHttpRequest();
-    request.open("POST", address(path));
-    request.setRequestHeader("X-Copywatch", "1");
-    request.responseType = "json";
-    request.upload.addEventListener(
-      "progress",
-      (event) => event.lengthComputable && progress(event.loaded, event.total),
-    );
-    request.addEventListener("load", () => {
-      if (request.status < 300) resolve(request.response);
-      else reject(new ApiError(request.status, request.response ?? {}));
+    const xhr = new XMLHttpRequest();
+    xhr.open("POST", address(path));
+    xhr.setRequestHeader("X-Copywatch", "1");
+    xhr.responseType = "json";
+    xhr.upload.addEventListener("progress", (event) => event.lengthComputable && progress(event.loaded, event.total));
+    xhr.addEventListener("load", () => {
+      if (xhr.status < 300) resolve(xhr.response);
+      else reject(new ApiError(xhr.status, xhr.response ?? {}));
     });
-    request.addEventListener("error", () => reject(new Error("The connection was lost during the upload; try again.")));
-    request.send(form);
+    xhr.addEventListener("error", () => reject(new Error("The connection was lost during the upload; try again.")));
+    xhr.send(form);
   });
 }
 
 export function can(scope) {
-  return session.scopes.some((mine) => RANK[mine] >= RANK[scope]);
+  return session.scopes.some((one) => RANK[one] >= RANK[scope]);
 }
 
-/** Asks who is looking; shows the login box where that must be said first. */
-export async function begin() {
+/** Loads name and scopes of the viewer; shows the login box if a token is needed. */
+export async function loadSession() {
   session = await get("session");
   return session;
 }
 
-let open = null; // one login box for all requests that wait for it
+let pendingLogin = null; // one login box for all requests that wait for it
 
 function login(sentence) {
-  open ??= new Promise((resolve) => {
+  pendingLogin ??= new Promise((resolve) => {
     const token = el("input", {
       type: "password",
       name: "token",
@@ -119,10 +116,10 @@ function login(sentence) {
     const form = el(
       "form.stack",
       el("h2", { id: "login-title" }, "Log in"),
-      el("p", sentence || "This server wants a token."),
+      el("p", sentence || "This server requires a token."),
       el("label.field", el("span.label", "Token"), token),
       problem,
-      el("p.hint", "One is made by ", el("code", "copywatch tokens add NAME --scope read"), "."),
+      el("p.hint", "Create one with ", el("code", "copywatch tokens add NAME --scope read"), "."),
       el("div.row.end", el("button.button.primary", { type: "submit" }, "Log in")),
     );
     const dialog = el(
@@ -139,10 +136,10 @@ function login(sentence) {
       });
       if (reply.ok) {
         dialog.remove();
-        open = null;
+        pendingLogin = null;
         resolve();
       } else {
-        problem.textContent = (await problemOf(reply)).detail || "That token was not taken.";
+        problem.textContent = (await problemOf(reply)).detail || "The token was not accepted.";
         problem.hidden = false;
         token.select();
       }
@@ -150,5 +147,5 @@ function login(sentence) {
     document.body.append(dialog);
     dialog.showModal();
   });
-  return open;
+  return pendingLogin;
 }

@@ -1,20 +1,20 @@
-// The frame around the pages: which page is shown, the header, the keyboard, and what is announced.
+// The frame around the pages: routing, header, keyboard shortcuts and announcements.
 //
-// A page is a function (root, {id, query, signal}); it listens with the signal, which ends when another page is shown.
+// A page is a function (root, {id, query, signal}); the signal aborts its listeners when another page is shown.
 
 import * as alert from "./alert.js";
 import * as alerts from "./alerts.js";
-import { all, begin, can, send, session } from "./api.js";
+import { all, loadSession, send, session } from "./api.js";
+import * as channels from "./channels.js";
 import { el, icon, put } from "./dom.js";
 import * as licences from "./licences.js";
-import { ALERTS, listen, on } from "./live.js";
+import { ALERTS, listen, on } from "./events.js";
 import * as references from "./references.js";
 import * as system from "./system.js";
 import { timeOf, ZONE, zoneName } from "./times.js";
-import * as wall from "./wall.js";
 
 const PAGES = {
-  live: ["Live", wall.show],
+  live: ["Live", channels.show],
   alerts: ["Alerts", alerts.show],
   alert: ["Alert", alert.show],
   references: ["References", references.show],
@@ -28,29 +28,29 @@ const KEYS = [
   ["c", "confirm: it is a copy"],
   ["f", "false positive"],
   ["l", "licensed"],
-  ["x", "choose the alert; then c, f and l are for all that are chosen"],
-  ["e", "export the alert that is open, as a zip"],
-  ["Arrow keys", "move the cell in the similarity matrix"],
+  ["x", "select the alert; then c, f and l apply to all selected alerts"],
+  ["e", "export the open alert as a zip file"],
+  ["Arrow keys", "move through the cells of the similarity matrix"],
   ["?", "this list"],
 ];
 
 const main = document.getElementById("main");
-let leaving = new AbortController();
+let pageAbort = new AbortController();
 let openAlerts = new Set();
 let title = "Copywatch";
 
 /** "#/alerts/ab12?x=1" -> page, id, query. */
-function place() {
+function parseHash() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, id] = path.split("/");
   const page = name === "alerts" && id ? "alert" : name in PAGES && name !== "alert" ? name : "live";
   return { page, id: id ? decodeURIComponent(id) : null, query: new URLSearchParams(query) };
 }
 
-async function go({ focus = true } = {}) {
-  leaving.abort();
-  leaving = new AbortController();
-  const { page, id, query } = place();
+async function showPage({ focus = true } = {}) {
+  pageAbort.abort();
+  pageAbort = new AbortController();
+  const { page, id, query } = parseHash();
   const [name, show] = PAGES[page];
   for (const link of document.querySelectorAll(".tabs a")) {
     const here = link.dataset.page === page || (page === "alert" && link.dataset.page === "alerts");
@@ -63,14 +63,16 @@ async function go({ focus = true } = {}) {
   put(main, root);
   window.scrollTo(0, 0);
   if (focus) main.focus({ preventScroll: true });
-  const { signal } = leaving;
+  const { signal } = pageAbort;
   try {
     await show(root, { id, query, signal });
     root.dataset.shown = "";
   } catch (error) {
-    // What could be shown stays.
+    // The part that was already drawn stays.
     if (!signal.aborted)
-      root.append(el("section.empty", { role: "alert" }, el("h2", "This cannot be shown"), el("p", error.message)));
+      root.append(
+        el("section.empty", { role: "alert" }, el("h2", "This page cannot be shown"), el("p", error.message)),
+      );
   }
 }
 
@@ -81,9 +83,9 @@ function showCount() {
   document.title = openAlerts.size ? `(${openAlerts.size}) ${title}` : title;
 }
 
-/** The count of open alerts, and the words for who cannot see them appear. */
+/** Counts open alerts, and announces new ones to screen readers. */
 async function watchAlerts() {
-  const ask = async () => {
+  const load = async () => {
     try {
       openAlerts = new Set((await all("alerts", { status: "open" })).map((one) => one.id));
       showCount();
@@ -100,8 +102,8 @@ async function watchAlerts() {
         `New alert: ${one.title || one.reference} on ${one.channel}`;
     }
   });
-  on(["again"], ask);
-  await ask();
+  on(["reconnected"], load);
+  await load();
 }
 
 function watchConnection() {
@@ -113,15 +115,15 @@ function watchConnection() {
     banner.hidden = up;
     banner.textContent = up
       ? ""
-      : `The connection is lost since ${timeOf(since)} (${ZONE}). What you see is from then; trying again.`;
+      : `Connection lost since ${timeOf(since)} (${ZONE}). This page shows the state of that time; reconnecting.`;
   });
 }
 
 function watchTheme() {
   const toggle = document.getElementById("theme"),
     root = document.documentElement;
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : system.matches);
+  const systemTheme = matchMedia("(prefers-color-scheme: dark)");
+  const isDark = () => (root.dataset.theme ? root.dataset.theme === "dark" : systemTheme.matches);
   const draw = () => {
     put(toggle, icon(isDark() ? "sun" : "moon"));
     toggle.setAttribute("aria-label", isDark() ? "Light colours" : "Dark colours");
@@ -133,11 +135,11 @@ function watchTheme() {
     try {
       localStorage.setItem("theme", root.dataset.theme);
     } catch {
-      // storage may be forbidden: the choice holds until the page is left
+      // storage may be forbidden: the choice lasts until the page is left
     }
     draw();
   });
-  system.addEventListener("change", draw);
+  systemTheme.addEventListener("change", draw);
   draw();
 }
 
@@ -151,7 +153,7 @@ function showKeys() {
       el("h2", { id: "keys-title" }, "Keyboard"),
       el(
         "dl.keys",
-        KEYS.map(([key, what]) => [el("dt", el("kbd", key)), el("dd", what)]),
+        KEYS.map(([key, action]) => [el("dt", el("kbd", key)), el("dd", action)]),
       ),
       el("div.row.end", el("button.button.primary", { autofocus: true }, "Close")),
     ),
@@ -163,20 +165,20 @@ function showKeys() {
 
 function watchKeys() {
   const pages = { l: "live", a: "alerts", r: "references", c: "licences", s: "system" };
-  let going = 0;
+  let goPressedAt = 0;
   addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     if (event.target.closest?.("input:not([type=checkbox]), select, textarea")) return;
     if (event.key === "?") showKeys();
-    else if (Date.now() - going < 3000 && event.key in pages) location.hash = `#/${pages[event.key]}`;
+    else if (Date.now() - goPressedAt < 3000 && event.key in pages) location.hash = `#/${pages[event.key]}`;
     else if (event.key === "g") {
-      going = Date.now();
+      goPressedAt = Date.now();
       return;
     } else {
       dispatchEvent(new CustomEvent("shortcut", { detail: event.key }));
       return;
     }
-    going = 0;
+    goPressedAt = 0;
     event.preventDefault();
   });
   document.getElementById("keys").addEventListener("click", showKeys);
@@ -187,11 +189,11 @@ function watchKeys() {
 }
 
 function showSession() {
-  const who = document.getElementById("who");
-  who.hidden = session.name === "this machine"; // no token was needed
-  who.textContent = "Log out";
-  who.title = `You are ${session.name}, who may ${can("admin") ? "do everything" : can("write") ? "read and write" : "read"}`;
-  who.addEventListener("click", async () => {
+  const logOut = document.getElementById("log-out");
+  logOut.hidden = session.name === "this machine"; // no token was needed
+  logOut.textContent = "Log out";
+  logOut.title = `Logged in as ${session.name}; scopes: ${session.scopes.join(", ")}`;
+  logOut.addEventListener("click", async () => {
     await send("DELETE", "session");
     location.reload();
   });
@@ -200,21 +202,21 @@ function showSession() {
 async function start() {
   const zone = document.getElementById("zone");
   zone.textContent = zoneName();
-  zone.title = "All times are shown in this zone; hold the pointer over one to see it in UTC.";
+  zone.title = "All times are in this zone; hover over a time to see it in UTC.";
   watchTheme();
   watchConnection();
   watchKeys();
   try {
-    await begin();
+    await loadSession();
   } catch (error) {
-    put(main, el("section.empty", el("h2", "The server does not answer"), el("p", error.message)));
+    put(main, el("section.empty", el("h2", "The server does not respond"), el("p", error.message)));
     setTimeout(start, 5000);
     return;
   }
   showSession();
-  addEventListener("hashchange", () => go());
+  addEventListener("hashchange", () => showPage());
   await listen();
-  go({ focus: false });
+  showPage({ focus: false });
   watchAlerts();
 }
 

@@ -1,15 +1,15 @@
-// Elements out of words. Every string becomes a text node, so what the API says can never become markup; the
-// server's Content-Security-Policy (trusted types) refuses anything else.
+// Creates elements. Every string becomes a text node, so text from the API can never become markup; the server's
+// Content-Security-Policy (trusted types) refuses anything else.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** el("div.card", {title: "…"}, child, [more]); attributes may be left out. Functions named on… listen. */
+/** el("div.card", {title: "…"}, child, [more]); attributes are optional. Attributes named on… are event listeners. */
 export function el(selector, ...rest) {
   const [name, ...classes] = selector.split(".");
   return fill(document.createElement(name), classes, rest);
 }
 
-/** The same for SVG. */
+/** Like `el`, for SVG. */
 export function svg(selector, ...rest) {
   const [name, ...classes] = selector.split(".");
   return fill(document.createElementNS(SVG, name), classes, rest);
@@ -17,8 +17,8 @@ export function svg(selector, ...rest) {
 
 function fill(element, classes, rest) {
   if (classes.length) element.classList.add(...classes);
-  const plain = rest.length && rest[0]?.constructor === Object ? rest.shift() : {};
-  for (const [key, value] of Object.entries(plain)) {
+  const attributes = rest.length && rest[0]?.constructor === Object ? rest.shift() : {};
+  for (const [key, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (key === "class") element.classList.add(...value.split(" ").filter(Boolean));
@@ -37,7 +37,7 @@ function add(element, children) {
   }
 }
 
-/** Replaces what is in the element. */
+/** Replaces the content of the element. */
 export function put(element, ...children) {
   element.replaceChildren();
   add(element, children);
@@ -58,17 +58,22 @@ const ICONS = {
   back: "M14 6 8 12l6 6",
 };
 
-/** A drawing beside words; never alone. */
+/** An icon beside a text, never alone. */
 export function icon(name) {
   return svg("svg.icon", { viewBox: "0 0 24 24", "aria-hidden": "true" }, svg("path", { d: ICONS[name] }));
 }
 
-/** A button with an icon and words. */
-export function button(words, options, onclick) {
-  const { kind, sign, ...attributes } = options;
-  const made = el("button.button", { type: "button", ...attributes, onclick }, sign && icon(sign), el("span", words));
-  if (kind) made.classList.add(kind);
-  return made;
+/** A button with a label and an optional icon. */
+export function button(label, options, onclick) {
+  const { kind, iconName, ...attributes } = options;
+  const element = el(
+    "button.button",
+    { type: "button", ...attributes, onclick },
+    iconName && icon(iconName),
+    el("span", label),
+  );
+  if (kind) element.classList.add(kind);
+  return element;
 }
 
 /** A labelled field of a form. */
@@ -76,12 +81,12 @@ export function field(label, input, hint) {
   return el("label.field", el("span.label", label), input, hint && el("span.hint", hint));
 }
 
-export function select(name, choices, chosen, attributes = {}) {
-  const options = choices.map(([value, words]) => el("option", { value, selected: value === (chosen ?? "") }, words));
+export function select(name, choices, selected, attributes = {}) {
+  const options = choices.map(([value, label]) => el("option", { value, selected: value === (selected ?? "") }, label));
   return el("select", { name, ...attributes }, options);
 }
 
-/** What to do when there is nothing to see: a heading, sentences, and commands to type. */
+/** The text of an empty list: a heading, sentences, and commands to run. */
 export function empty(title, sentences, commands = []) {
   return el(
     "section.empty",
@@ -115,16 +120,16 @@ export function table(names, rows) {
 
 let toastRoot;
 
-/** A sentence that goes away by itself; errors stay longer. */
+/** A message that disappears after some seconds; errors stay longer. */
 export function toast(sentence, kind = "note") {
   toastRoot ??= document.getElementById("toasts");
-  const shown = el("p.toast", { data: { kind } }, sentence);
-  toastRoot.append(shown);
-  setTimeout(() => shown.remove(), kind === "error" ? 12000 : 5000);
+  const message = el("p.toast", { data: { kind } }, sentence);
+  toastRoot.append(message);
+  setTimeout(() => message.remove(), kind === "error" ? 12000 : 5000);
 }
 
-/** A question in a dialog; resolves to whether it was answered with yes. */
-export function confirmed(title, sentence, yes) {
+/** A question in a dialog; resolves to whether the answer was yes. */
+export function askToConfirm(title, sentence, yes) {
   return new Promise((resolve) => {
     const dialog = el(
       "dialog.dialog",
@@ -150,8 +155,8 @@ export function confirmed(title, sentence, yes) {
   });
 }
 
-/** A form in a dialog. `send(values)` may throw: its sentence is shown and the dialog stays. */
-export function formDialog(title, intro, fields, sendWords, send) {
+/** A form in a dialog. `send(values)` may throw: the error is shown and the dialog stays open. */
+export function formDialog(title, intro, fields, sendLabel, send) {
   const problem = el("p.problem", { role: "alert", hidden: true });
   const form = el(
     "form",
@@ -163,7 +168,7 @@ export function formDialog(title, intro, fields, sendWords, send) {
     el(
       "div.row.end",
       el("button.button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
-      el("button.button.primary", { type: "submit" }, sendWords),
+      el("button.button.primary", { type: "submit" }, sendLabel),
     ),
   );
   const dialog = el("dialog.dialog", { "aria-labelledby": "form-title" }, form);

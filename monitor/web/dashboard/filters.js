@@ -1,12 +1,25 @@
-// Which alerts are asked for, and all of them as a table for a spreadsheet.
+// The filters of the list of alerts, and the filtered list as a CSV file.
 
 import { all } from "./api.js";
 import { button, el, field, select } from "./dom.js";
 import { dayBounds, withOffset, ZONE } from "./times.js";
 
-const MOST_IN_A_FILE = 10000;
+const MAX_CSV_ROWS = 10000;
 
-/** What is asked for; kept in the address, so that it can be sent to a colleague. */
+// Whether an alert matches the value of a filter, by the filter's name in the API.
+const MATCHERS = {
+  channel: (alert, channel) => alert.channel === channel,
+  reference: (alert, reference) => alert.reference === reference,
+  owner: (alert, owner) => alert.owner === owner,
+  status: (alert, status) => alert.status === status,
+  review: (alert, decision) => (alert.review?.decision ?? "none") === decision,
+  licensed: (alert, licensed) => String(Boolean(alert.licence)) === licensed,
+  min_score: (alert, score) => alert.score >= Number(score),
+  since: (alert, since) => alert.started_at && alert.started_at >= since,
+  until: (alert, until) => alert.started_at && alert.started_at < until,
+};
+
+/** The filters; they are part of the address, so that a filtered list can be shared. */
 export class Filters {
   constructor(query) {
     this.values = Object.fromEntries([...query].filter(([, value]) => value));
@@ -22,19 +35,10 @@ export class Filters {
     return rest;
   }
 
-  /** Whether an alert that just came would be in the list. */
-  fits(alert) {
-    const { channel, reference, owner, status, review: wanted, licensed, min_score: least, since, until } = this.api();
-    return (
-      (!channel || alert.channel === channel) &&
-      (!reference || alert.reference === reference) &&
-      (!owner || alert.owner === owner) &&
-      (!status || alert.status === status) &&
-      (!wanted || (alert.review?.decision ?? "none") === wanted) &&
-      (!licensed || String(Boolean(alert.licence)) === licensed) &&
-      (!least || alert.score >= Number(least)) &&
-      (!since || (alert.started_at && alert.started_at >= since && alert.started_at < until))
-    );
+  /** Whether a new alert belongs in the list. */
+  matches(alert) {
+    const values = this.api();
+    return Object.entries(MATCHERS).every(([name, matches]) => !values[name] || matches(alert, values[name]));
   }
 
   async form(signal) {
@@ -42,7 +46,7 @@ export class Filters {
       all("channels", {}, 1000, signal),
       all("references", {}, 1000, signal),
     ]);
-    const named = (items) => [["", "all"], ...items];
+    const orAll = (items) => [["", "all"], ...items];
     const list = (id, names) =>
       el(
         "datalist",
@@ -53,7 +57,7 @@ export class Filters {
     const form = el(
       "form.filters",
       { "aria-label": "Filters" },
-      field("Channel", select("channel", named(channels.map(({ name }) => [name, name]).sort()), values.channel)),
+      field("Channel", select("channel", orAll(channels.map(({ name }) => [name, name]).sort()), values.channel)),
       field(
         "Reference",
         el("input", { name: "reference", list: "reference-ids", value: values.reference ?? "", placeholder: "id" }),
@@ -63,7 +67,7 @@ export class Filters {
         "Status",
         select(
           "status",
-          named([
+          orAll([
             ["open", "on air now"],
             ["ended", "ended"],
             ["retracted", "retracted"],
@@ -75,8 +79,8 @@ export class Filters {
         "Review",
         select(
           "review",
-          named([
-            ["none", "to be reviewed"],
+          orAll([
+            ["none", "not reviewed"],
             ["confirmed", "confirmed"],
             ["false", "false positive"],
             ["licensed", "licensed"],
@@ -88,7 +92,7 @@ export class Filters {
         "Licence",
         select(
           "licensed",
-          named([
+          orAll([
             ["false", "not licensed"],
             ["true", "licensed"],
           ]),
@@ -96,7 +100,7 @@ export class Filters {
         ),
       ),
       field(
-        "Least score",
+        "Minimum score",
         el("input", { name: "min_score", type: "number", min: 0, max: 1, step: "0.05", value: values.min_score ?? "" }),
       ),
       field("Day", el("input", { name: "day", type: "date", value: values.day ?? "" })),
@@ -108,24 +112,24 @@ export class Filters {
       list("owners", references.map(({ owner }) => owner).filter(Boolean)),
     );
     const apply = () => {
-      const asked = new URLSearchParams([...new FormData(form)].filter(([, value]) => value));
-      location.hash = `#/alerts${asked.size ? `?${asked}` : ""}`;
+      const query = new URLSearchParams([...new FormData(form)].filter(([, value]) => value));
+      location.hash = `#/alerts${query.size ? `?${query}` : ""}`;
     };
     form.addEventListener("change", apply);
     form.addEventListener("submit", (event) => event.preventDefault());
-    // On a phone they would fill the screen before the first alert.
+    // Closed on a phone, where they would fill the screen before the first alert.
     return el(
       "details.filter-box",
       { open: this.any || matchMedia("(min-width: 800px)").matches },
-      el("summary", this.any ? "Filters (in use)" : "Filters"),
+      el("summary", this.any ? "Filters (active)" : "Filters"),
       form,
     );
   }
 }
 
-/** A table for a spreadsheet: times in UTC and in the viewer's zone, whose name is in each line. */
+/** Saves the filtered alerts as CSV: times in UTC and in the viewer's zone, which each row names. */
 export async function saveCsv(filters) {
-  const alerts = await all("alerts", filters.api(), MOST_IN_A_FILE);
+  const alerts = await all("alerts", filters.api(), MAX_CSV_ROWS);
   const columns = [
     "id",
     "status",
@@ -163,17 +167,16 @@ export async function saveCsv(filters) {
     review: alert.review?.decision,
     reviewed_by: alert.review?.by,
   }));
-  const text =
-    [columns.join(","), ...lines.map((line) => columns.map((column) => csvCell(line[column])).join(","))].join("\r\n") +
-    "\r\n";
+  const rows = [columns, ...lines.map((line) => columns.map((column) => csvCell(line[column])))];
+  const text = rows.map((cells) => `${cells.join(",")}\r\n`).join("");
   const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
   el("a", { href: url, download: "alerts.csv" }).click();
   setTimeout(() => URL.revokeObjectURL(url), 60000);
 }
 
-/** A cell; one that a spreadsheet would run as a formula is made text. */
+/** A cell; text that a spreadsheet would run as a formula is quoted. */
 function csvCell(value) {
-  const words = value === null || value === undefined ? "" : String(value);
-  const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(words) ? `'${words}` : words;
+  const text = value === null || value === undefined ? "" : String(value);
+  const safe = typeof value === "string" && /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
   return /[",\r\n]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 }

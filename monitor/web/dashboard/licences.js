@@ -1,7 +1,7 @@
-// Licences: who may play what, where and when. A play within one is counted and shown, never hidden.
+// Licences: who may play what, where and when. A licensed play is recorded and shown, never hidden.
 
 import { all, can, part, send } from "./api.js";
-import { button, confirmed, el, empty, field, formDialog, put, table, toast } from "./dom.js";
+import { button, askToConfirm, el, empty, field, formDialog, put, table, toast } from "./dom.js";
 import { moment } from "./times.js";
 
 export async function show(root, { signal }) {
@@ -14,7 +14,7 @@ export async function show(root, { signal }) {
         empty(
           "No licence is registered",
           [
-            "Every copy on air is then told as unlicensed. A licence names a reference, an owner or a tag, a channel, and from when until when.",
+            "Every copy is reported as unlicensed. A licence names a reference, an owner or a tag, a channel, and a period.",
           ],
           ["copywatch licences add --reference film-42 --channel channel-5 --until 2027-01-01T00:00:00Z"],
         ),
@@ -31,7 +31,7 @@ export async function show(root, { signal }) {
           licence.from ? moment(licence.from, { full: true }) : "always",
           licence.until ? moment(licence.until, { full: true }) : "for ever",
           licence.note || "–",
-          can("write") && button("Remove", { kind: "quiet", sign: "trash" }, () => remove(licence, draw)),
+          can("write") && button("Remove", { kind: "quiet", iconName: "trash" }, () => remove(licence, draw)),
         ]),
       ),
     );
@@ -40,12 +40,12 @@ export async function show(root, { signal }) {
     root,
     el(
       "div.head",
-      el("div", el("h1", "Licences"), el("p.lead", "A licensed play is counted and shown as licensed, never hidden.")),
+      el("div", el("h1", "Licences"), el("p.lead", "A licensed play is recorded and shown as licensed, never hidden.")),
       can("write") &&
-        button("Add a licence", { sign: "plus" }, () =>
+        button("Add a licence", { iconName: "plus" }, () =>
           formDialog(
             "Licence",
-            "Name a reference, an owner or a tag; what is left empty does not matter.",
+            "Name a reference, an owner or a tag; empty fields match everything.",
             licenceFields({ channel: "*" }),
             "Add",
             async (values) => {
@@ -85,7 +85,7 @@ export function licenceFields({ reference = "", channel = "*" }) {
   ];
 }
 
-/** What was typed, as the API wants it: empty is null, times of the viewer's zone become UTC. */
+/** The form's values for the API: empty becomes null, times of the viewer's zone become UTC. */
 export function licenceOf({ reference, owner, tag, channel, from, until, note }) {
   const utc = (local) => (local ? new Date(local).toISOString().replace(/\.\d+Z$/, "Z") : null);
   return {
@@ -101,9 +101,9 @@ export function licenceOf({ reference, owner, tag, channel, from, until, note })
 
 async function remove(licence, draw) {
   if (
-    !(await confirmed(
+    !(await askToConfirm(
       "Remove this licence?",
-      "Plays that were counted as licensed stay so; later ones are told as copies.",
+      "Past plays stay licensed; later ones are reported as copies.",
       "Remove",
     ))
   )

@@ -1,12 +1,12 @@
-// The similarity matrix that explains an alert: rows are seconds on air, columns seconds of the reference. Bright is
-// alike, the outline is what the network takes for a copy (its mask), the line is the alignment. Every cell can be read
-// with the pointer or the arrow keys.
+// The similarity matrix of an alert: rows are broadcast seconds, columns reference seconds. Bright cells are similar,
+// the outline is the network's mask of the copy, the line is the alignment. Every cell can be read with the pointer or
+// the arrow keys.
 
 import { address, part } from "./api.js";
 import { el, put } from "./dom.js";
 import { clock } from "./times.js";
 
-const MASK_FROM = 0.3; // a cell may begin a path from here on (matching.tau)
+const MASK_FROM = 0.3; // from this value on a cell may start a path (matching.tau)
 const LEFT = 52,
   TOP = 30,
   EDGE = 10; // room for the labels, in CSS pixels
@@ -31,7 +31,7 @@ export function matrixView(panel, alert, evidence, sentence, signal) {
   const tabs = el("div.segmented", { role: "group", "aria-label": "Part of the alert" });
   const layers = { mask: true, path: true };
   let view;
-  const choose = (tile) => {
+  const showTile = (tile) => {
     for (const tab of tabs.children) tab.setAttribute("aria-pressed", String(tab.dataset.tile === tile.name));
     view = new Matrix(stage, tile, layers, address(`alerts/${part(alert.id)}/evidence/${part(tile.name)}.png`));
     panel.dataset.tile = tile.name;
@@ -41,12 +41,12 @@ export function matrixView(panel, alert, evidence, sentence, signal) {
     tiles.map((tile) =>
       el(
         "button",
-        { type: "button", data: { tile: tile.name }, onclick: () => choose(tile) },
+        { type: "button", data: { tile: tile.name }, onclick: () => showTile(tile) },
         NAMES[tile.name] ?? tile.name,
       ),
     ),
   );
-  const toggle = (name, words) =>
+  const toggle = (name, label) =>
     el(
       "label.check",
       el("input", {
@@ -58,14 +58,14 @@ export function matrixView(panel, alert, evidence, sentence, signal) {
         },
       }),
       el("i.key", { class: name }),
-      words,
+      label,
     );
   put(
     panel,
     el("div.row.between.wrap", el("h2", "Similarity matrix"), tiles.length > 1 && tabs),
     el(
       "p.muted.small",
-      "Seconds on air downwards, seconds of the reference to the right. A copy is a bright diagonal; its slope is the speed.",
+      "Broadcast seconds downwards, reference seconds to the right. A copy is a bright diagonal; its slope is the speed.",
     ),
     stage,
     el(
@@ -75,7 +75,7 @@ export function matrixView(panel, alert, evidence, sentence, signal) {
       toggle("path", "alignment"),
     ),
   );
-  choose(tiles.find((tile) => tile.name === panel.dataset.tile) ?? tiles[0]);
+  showTile(tiles.find((tile) => tile.name === panel.dataset.tile) ?? tiles[0]);
   const watcher = new ResizeObserver(() => view.draw());
   watcher.observe(stage);
   addEventListener("theme", () => view.draw(), { signal });
@@ -93,12 +93,12 @@ class Matrix {
     this.canvas = el("canvas", {
       tabindex: 0,
       role: "application",
-      "aria-label": `Similarity matrix, ${this.rows} seconds on air by ${this.columns} of the reference. Arrow keys read its cells.`,
+      "aria-label": `Similarity matrix, ${this.rows} broadcast seconds by ${this.columns} reference seconds. Arrow keys read its cells.`,
     });
     this.readout = el(
       "output.readout",
       { "aria-live": "polite" },
-      "Point at a cell, or move through them with the arrow keys.",
+      "Point at a cell, or move through the cells with the arrow keys.",
     );
     put(
       stage,
@@ -106,7 +106,7 @@ class Matrix {
       el(
         "div.row.between.wrap",
         this.readout,
-        el("a.small", { href: picture, download: `${tile.name}.png` }, "as a picture"),
+        el("a.small", { href: picture, download: `${tile.name}.png` }, "Download as image"),
       ),
     );
     this.stage = stage;
@@ -115,10 +115,10 @@ class Matrix {
     this.draw();
   }
 
-  /** CSS pixels of one cell: never so small that it cannot be seen, never wider than the page. */
+  /** CSS pixels of one cell: large enough to be seen, and the matrix not wider than the page. */
   get size() {
-    const room = this.stage.clientWidth - LEFT - EDGE;
-    return Math.max(2, Math.min(18, room / this.columns));
+    const available = this.stage.clientWidth - LEFT - EDGE;
+    return Math.max(2, Math.min(18, available / this.columns));
   }
 
   draw() {
@@ -189,7 +189,7 @@ class Matrix {
       for (const [row, column] of this.tile.path) {
         const x = LEFT + (column + 0.5) * size,
           y = TOP + (row + 0.5) * size;
-        // Paths of one alert that do not touch are not joined.
+        // Separate paths of one alert are not joined.
         if (before && Math.abs(row - before[0]) <= 4 && Math.abs(column - before[1]) <= 4) pen.lineTo(x, y);
         else pen.moveTo(x, y);
         before = [row, column];
@@ -207,14 +207,14 @@ class Matrix {
     pen.font = `11px ${style.fontFamily}`;
     pen.textBaseline = "middle";
     pen.textAlign = "right";
-    const every = (n, least) => [5, 10, 20, 30, 60, 120, 300].find((step) => step * size >= least) ?? n;
+    const labelStep = (n, minPixels) => [5, 10, 20, 30, 60, 120, 300].find((step) => step * size >= minPixels) ?? n;
     for (let row = 0; row < rows; row++) {
-      if ((tile.live_s + row) % every(rows, 24) === 0)
+      if ((tile.live_s + row) % labelStep(rows, 24) === 0)
         pen.fillText(clock(tile.live_s + row), LEFT - 6, TOP + (row + 0.5) * size);
     }
     pen.textAlign = "center";
     for (let column = 0; column < columns; column++) {
-      if ((tile.ref_s + column) % every(columns, 52) === 0)
+      if ((tile.ref_s + column) % labelStep(columns, 52) === 0)
         pen.fillText(clock(tile.ref_s + column), LEFT + (column + 0.5) * size, TOP - 9);
     }
   }
@@ -245,16 +245,16 @@ class Matrix {
     const { tile } = this;
     const similarity = tile.similarity[row][column].toFixed(2);
     const mask = (tile.mask[row]?.[column] ?? 0).toFixed(2);
-    const where = `Air ${clock(tile.live_s + row)} and reference ${clock(tile.ref_s + column)}`;
-    const lies = this.onPath.has(`${row},${column}`) ? ", on the alignment" : "";
-    this.readout.textContent = `${where}: similarity ${similarity}, mask ${mask}${lies}`;
+    const position = `Broadcast ${clock(tile.live_s + row)}, reference ${clock(tile.ref_s + column)}`;
+    const onPath = this.onPath.has(`${row},${column}`) ? ", on the alignment" : "";
+    this.readout.textContent = `${position}: similarity ${similarity}, mask ${mask}${onPath}`;
     this.draw();
   }
 }
 
 function colour(value) {
-  const place = Math.min(1, Math.max(0, value)) * (RAMP.length - 1),
-    low = Math.min(RAMP.length - 2, Math.floor(place));
-  const mix = RAMP[low].map((from, at) => Math.round(from + (place - low) * (RAMP[low + 1][at] - from)));
+  const position = Math.min(1, Math.max(0, value)) * (RAMP.length - 1),
+    low = Math.min(RAMP.length - 2, Math.floor(position));
+  const mix = RAMP[low].map((from, at) => Math.round(from + (position - low) * (RAMP[low + 1][at] - from)));
   return `rgb(${mix})`;
 }

@@ -1,8 +1,8 @@
-// References: what is looked for. Upload with its progress, import of features, hygiene in words, exclusions, removal.
+// References: upload with progress, import of features, quality reports, excluded spans, removal.
 
 import { address, can, get, part, send, upload } from "./api.js";
-import { button, confirmed, el, empty, field, icon, put, toast } from "./dom.js";
-import { on } from "./live.js";
+import { button, askToConfirm, el, empty, field, icon, put, toast } from "./dom.js";
+import { on } from "./events.js";
 import { bytes, clock, length, moment } from "./times.js";
 
 const PAGE = 50,
@@ -23,14 +23,14 @@ export async function show(root, { query, signal }) {
   });
   let cursor = null,
     shown = 0,
-    rows = new Map(); // by id: what was told of a reference, and its row
+    rows = new Map(); // by id: a reference as last loaded, and its row
 
-  /** The reference's row; while nothing new is told of it, the one that is there, be it open or half filled in. */
-  const rowOf = (reference, before, alone) => {
-    const told = JSON.stringify(reference),
+  /** The reference's row; while the reference is unchanged, the existing one, which may be open or half filled in. */
+  const rowOf = (reference, before, isOnly) => {
+    const json = JSON.stringify(reference),
       old = before.get(reference.id);
-    const box = old?.told === told ? old.box : row(reference, () => load(true), alone || Boolean(old?.box.open));
-    rows.set(reference.id, { told, box });
+    const box = old?.json === json ? old.box : row(reference, () => load(true), isOnly || Boolean(old?.box.open));
+    rows.set(reference.id, { json, box });
     return box;
   };
   const load = async (fresh = false) => {
@@ -40,26 +40,26 @@ export async function show(root, { query, signal }) {
       signal,
     );
     const before = rows,
-      alone = page.items.length === 1 && Boolean(search.value);
+      isOnly = page.items.length === 1 && Boolean(search.value);
     if (fresh) {
       put(list);
       rows = new Map();
       shown = 0;
     }
-    list.append(...page.items.map((reference) => rowOf(reference, before, alone)));
+    list.append(...page.items.map((reference) => rowOf(reference, before, isOnly)));
     shown += page.items.length;
     cursor = page.next;
     more.hidden = !cursor;
-    count.textContent = shown ? `${shown}${cursor ? "+" : ""} ${shown === 1 ? "video" : "videos"} looked for` : "";
+    count.textContent = shown ? `${shown}${cursor ? "+" : ""} ${shown === 1 ? "video" : "videos"} registered` : "";
     if (!shown)
       put(
         list,
         search.value
-          ? empty("No reference fits", ["Look for a part of its title, owner or id."])
+          ? empty("No reference matches", ["Search for a part of its title, owner or id."])
           : empty(
-              "Nothing is looked for yet",
+              "No reference is registered yet",
               [
-                "Upload a video above, or register files and folders where they lie. An owner can also fingerprint at home and hand out the features only.",
+                "Upload a video above, or register local files and folders. An owner can also create features elsewhere and share only those.",
               ],
               [
                 'copywatch refs add film.mp4 --title "The Film" --owner "ACME"',
@@ -74,7 +74,7 @@ export async function show(root, { query, signal }) {
     clearTimeout(typing);
     typing = setTimeout(() => load(true), 250);
   });
-  on(["reference", "again"], () => load(true).catch(() => {}), signal);
+  on(["reference", "reconnected"], () => load(true).catch(() => {}), signal);
   put(
     root,
     el("div.head", el("div", el("h1", "References"), count), search),
@@ -87,10 +87,10 @@ export async function show(root, { query, signal }) {
   for (const job of (await get("jobs", { limit: 20 }, signal)).items.filter((one) =>
     ["waiting", "running"].includes(one.state),
   ))
-    follow(jobs, job, () => load(true), signal);
+    trackJob(jobs, job, () => load(true), signal);
 }
 
-function uploader(jobs, done, signal) {
+function uploader(jobs, onDone, signal) {
   const file = el("input", {
     type: "file",
     name: "file",
@@ -99,26 +99,26 @@ function uploader(jobs, done, signal) {
     id: "file",
     accept: "video/*,.ts,.mkv,.copywatch",
   });
-  const chosen = el("span.muted", "or drop one here");
+  const fileLabel = el("span.muted", "or drop one here");
   const form = el(
     "form.upload",
     { "aria-label": "Register a video" },
-    el("div.drop", file, el("label.button", { for: "file" }, icon("upload"), el("span", "Choose a video")), chosen),
-    field("Title", el("input", { name: "title", maxlength: 1000, placeholder: "the file's name when left out" })),
+    el("div.drop", file, el("label.button", { for: "file" }, icon("upload"), el("span", "Choose a video")), fileLabel),
+    field("Title", el("input", { name: "title", maxlength: 1000, placeholder: "default: the file name" })),
     field("Owner", el("input", { name: "owner", maxlength: 1000 })),
     el("button.button.primary", { type: "submit" }, "Register"),
     el(
       "p.hint",
-      "The video is decoded once; what is kept is features and one small picture a second. A file made by ",
+      "The video is decoded once; only features and one thumbnail per second are stored. A file written by ",
       el("code", "copywatch refs export"),
-      " (.copywatch) is imported as it is.",
+      " (.copywatch) is imported directly.",
     ),
   );
-  const name = () =>
-    (chosen.textContent = file.files.length
+  const showFileName = () =>
+    (fileLabel.textContent = file.files.length
       ? `${file.files[0].name}, ${bytes(file.files[0].size)}`
       : "or drop one here");
-  file.addEventListener("change", name);
+  file.addEventListener("change", showFileName);
   form.addEventListener("dragover", (event) => {
     event.preventDefault();
     form.classList.add("over");
@@ -129,7 +129,7 @@ function uploader(jobs, done, signal) {
     form.classList.remove("over");
     if (event.dataTransfer.files.length) {
       file.files = event.dataTransfer.files;
-      name();
+      showFileName();
     }
   });
   form.addEventListener("submit", async (event) => {
@@ -142,17 +142,17 @@ function uploader(jobs, done, signal) {
     const line = progressLine(video.name);
     jobs.prepend(line.element);
     form.reset();
-    name();
+    showFileName();
     try {
       const reply = await upload(isExport ? "references/import" : "references", values, (sent, total) =>
-        line.tell(sent, total, `sent ${bytes(sent)} of ${bytes(total)}`),
+        line.update(sent, total, `sent ${bytes(sent)} of ${bytes(total)}`),
       );
       line.element.remove();
-      const job = reply.job ?? (reply.kind ? reply : null); // a small import is done at once
-      if (job) follow(jobs, job, done, signal, video.name);
+      const job = reply.job ?? (reply.kind ? reply : null); // a small import finishes within the request
+      if (job) trackJob(jobs, job, onDone, signal, video.name);
       else {
         toast(`${video.name} is imported.`);
-        done();
+        onDone();
       }
     } catch (error) {
       line.fail(error.message);
@@ -163,25 +163,25 @@ function uploader(jobs, done, signal) {
 
 function progressLine(name) {
   const bar = el("progress", { max: 1 }),
-    words = el("span.muted");
-  const element = el("div.job", el("strong", name), bar, words);
+    status = el("span.muted");
+  const element = el("div.job", el("strong", name), bar, status);
   return {
     element,
-    tell(done, total, sentence) {
+    update(done, total, sentence) {
       if (total) bar.value = done / total;
-      words.textContent = sentence;
+      status.textContent = sentence;
     },
     fail(sentence) {
       bar.remove();
-      words.className = "problem";
-      words.textContent = sentence;
+      status.className = "problem";
+      status.textContent = sentence;
       element.append(button("Dismiss", { kind: "quiet" }, () => element.remove()));
     },
   };
 }
 
 /** Shows a job until it is done. */
-async function follow(jobs, first, done, signal, name) {
+async function trackJob(jobs, first, onDone, signal, name) {
   const id = typeof first === "string" ? first : first.id;
   const line = progressLine(name ?? first.message ?? id);
   jobs.prepend(line.element);
@@ -193,25 +193,29 @@ async function follow(jobs, first, done, signal, name) {
       line.fail(error.message);
       return;
     }
-    if (job.state === "failed") return void line.fail(job.message);
+    if (job.state === "failed") {
+      line.fail(job.message);
+      return;
+    }
     if (job.state === "done") {
       line.element.remove();
       if (job.kind === "remove") toast(`${job.result?.reference ?? "The reference"} is removed.`);
-      else toast(`${name ?? "The video"} is registered and looked for.`);
-      return void done();
+      else toast(`${name ?? "The video"} is registered.`);
+      onDone();
+      return;
     }
     const seconds = job.total_s ? `${clock(job.done_s)} of ${clock(job.total_s)} read` : `${clock(job.done_s)} read`;
-    line.tell(job.done_s, job.total_s, job.state === "waiting" ? "waits for its turn" : seconds);
+    line.update(job.done_s, job.total_s, job.state === "waiting" ? "queued" : seconds);
     await new Promise((resolve) => setTimeout(resolve, JOB_MS));
   }
 }
 
-function row(reference, changed, opened) {
+function row(reference, onChange, isOpen) {
   const detail = el("div.ref-detail");
   const warnings = reference.warnings ?? [];
   const box = el(
     "details.ref",
-    { open: opened },
+    { open: isOpen },
     el(
       "summary",
       reference.has_thumbnails
@@ -222,7 +226,7 @@ function row(reference, changed, opened) {
             height: 54,
             loading: "lazy",
           })
-        : el("span.without.small", "no pictures"),
+        : el("span.placeholder.small", "no pictures"),
       el(
         "span.ref-name",
         el("strong", reference.title || reference.id),
@@ -252,25 +256,25 @@ function row(reference, changed, opened) {
   const draw = () =>
     box.open &&
     !detail.childElementCount &&
-    drawDetail(detail, reference, changed).catch((error) => put(detail, el("p.problem", error.message)));
+    drawDetail(detail, reference, onChange).catch((error) => put(detail, el("p.problem", error.message)));
   box.addEventListener("toggle", draw);
-  if (opened) draw();
+  if (isOpen) draw();
   return box;
 }
 
 const picture = (reference, second) => address(`references/${part(reference.id)}/thumbnails/${second}`);
 
-async function drawDetail(detail, reference, changed) {
-  // The whole story, overlaps with other references included, is told by the single reference only.
-  const [whole, { items }] = await Promise.all([
+async function drawDetail(detail, reference, onChange) {
+  // Only the single reference reports overlaps with other references.
+  const [report, { items }] = await Promise.all([
     get(`references/${part(reference.id)}`),
     get(`references/${part(reference.id)}/exclusions`, { limit: 200 }),
   ]);
-  const redraw = () => drawDetail(detail, reference, changed);
+  const redraw = () => drawDetail(detail, reference, onChange);
   const tags = Object.entries(reference.tags ?? {}).map(([key, value]) => `${key}=${value}`);
   put(
     detail,
-    hygiene(whole),
+    quality(report),
     strip(reference, items),
     exclusions(reference, items, redraw),
     tags.length > 0 && el("p.muted", `Tags: ${tags.join(", ")}`),
@@ -283,12 +287,12 @@ async function drawDetail(detail, reference, changed) {
         icon("download"),
         "Features",
       ),
-      can("write") && button("Remove", { kind: "danger", sign: "trash" }, () => remove(reference, changed)),
+      can("write") && button("Remove", { kind: "danger", iconName: "trash" }, () => remove(reference, onChange)),
     ),
   );
 }
 
-function hygiene(reference) {
+function quality(reference) {
   const share = Math.round(100 * (reference.low_information_share ?? 0));
   return el(
     "div",
@@ -298,21 +302,21 @@ function hygiene(reference) {
           "ul.warnings",
           reference.warnings.map((warning) => el("li", icon("warning"), warning)),
         )
-      : el("p", "Nothing to object to."),
+      : el("p", "No problems found."),
     el(
       "p.muted.small",
       `${share} % of its seconds are black, flat or missing`,
-      reference.longest_static_s ? `; the longest still is ${length(reference.longest_static_s)}.` : ".",
+      reference.longest_static_s ? `; the longest still picture lasts ${length(reference.longest_static_s)}.` : ".",
     ),
   );
 }
 
-/** Pictures along the reference, with what is excluded shaded. */
+/** Thumbnails along the reference; excluded spans are shaded. */
 function strip(reference, items) {
   if (!reference.has_thumbnails)
     return el(
       "p.muted.small",
-      "No pictures were kept: it was imported as features, or the setting registration.thumbnails is off.",
+      "No thumbnails are stored: it was imported as features, or the setting registration.thumbnails is off.",
     );
   const seconds = Array.from({ length: STRIP }, (_, at) =>
     Math.min(reference.seconds - 1, Math.floor(((at + 0.5) * reference.seconds) / STRIP)),
@@ -342,7 +346,7 @@ function strip(reference, items) {
 
 function exclusions(reference, items, redraw) {
   const problem = el("p.problem", { role: "alert", hidden: true });
-  const attempt = async (work) => {
+  const runAndRedraw = async (work) => {
     try {
       await work();
       await redraw();
@@ -371,7 +375,7 @@ function exclusions(reference, items, redraw) {
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     const { start_s: start, end_s: end, note } = Object.fromEntries(new FormData(form));
-    attempt(() =>
+    runAndRedraw(() =>
       send("POST", `references/${part(reference.id)}/exclusions`, { start_s: Number(start), end_s: Number(end), note }),
     );
   });
@@ -386,8 +390,10 @@ function exclusions(reference, items, redraw) {
               "li.row.between",
               el("span", `${clock(one.start_s)}–${clock(one.end_s)}`, one.note && el("span.muted", ` ${one.note}`)),
               can("write") &&
-                button("Take back", { kind: "quiet" }, () =>
-                  attempt(() => send("DELETE", `references/${part(reference.id)}/exclusions/${part(one.n ?? one.id)}`)),
+                button("Include again", { kind: "quiet" }, () =>
+                  runAndRedraw(() =>
+                    send("DELETE", `references/${part(reference.id)}/exclusions/${part(one.n ?? one.id)}`),
+                  ),
                 ),
             ),
           ),
@@ -398,20 +404,20 @@ function exclusions(reference, items, redraw) {
   );
 }
 
-async function remove(reference, changed) {
+async function remove(reference, onChange) {
   if (
-    !(await confirmed(
+    !(await askToConfirm(
       `Remove ${reference.title || reference.id}?`,
-      "It is no longer looked for, and an alert of it that is open ends. Its features and pictures are deleted; alerts and their evidence stay.",
+      "It is no longer searched for, and its open alerts end. Its features and thumbnails are deleted; alerts and their evidence are retained.",
       "Remove",
     ))
   )
     return;
   try {
-    const later = await send("DELETE", `references/${part(reference.id)}`);
+    const job = await send("DELETE", `references/${part(reference.id)}`);
     const name = reference.title || reference.id;
-    toast(later ? `${name} is removed as soon as what is being registered is done.` : `${name} is removed.`);
-    changed();
+    toast(job ? `${name} will be removed after the current registration.` : `${name} is removed.`);
+    onChange();
   } catch (error) {
     toast(error.message, "error");
   }

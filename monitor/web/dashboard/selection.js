@@ -1,77 +1,77 @@
-// Many alerts at once: which cards are chosen, and the bar that says the same of all of them.
+// The selected alerts, and the bar that reviews all of them together.
 
 import { send } from "./api.js";
 import { button, el, put, toast } from "./dom.js";
 
-const AT_ONCE = 200; // by the API
+const MAX_PER_REQUEST = 200; // by the API
 
 export class Selection {
   #cards;
-  #chosen = new Set();
+  #selected = new Set();
   #count = el("strong", { role: "status" });
 
-  /** `cards` maps ids to cards; `decisions` are [name, words, done, letter]. */
+  /** `cards` maps ids to cards; `decisions` are [name, label, done, letter]. */
   constructor(cards, decisions) {
     this.#cards = cards;
     this.bar = el(
       "div.selection",
-      { hidden: true, role: "group", "aria-label": "Alerts that are chosen" },
+      { hidden: true, role: "group", "aria-label": "Selected alerts" },
       this.#count,
       el(
         "div.row.wrap",
-        decisions.map(([decision, words, , letter]) =>
+        decisions.map(([decision, label, , letter]) =>
           button(
-            words.split(" ")[0],
-            { kind: "quiet", sign: decision, title: `${words}, all of them (${letter})`, "aria-label": words },
+            label.split(" ")[0],
+            { kind: "quiet", iconName: decision, title: `${label}, all selected (${letter})`, "aria-label": label },
             () => this.review(decision),
           ),
         ),
-        button("All shown", { kind: "quiet" }, () => this.#choose([...this.#cards.keys()])),
+        button("All shown", { kind: "quiet" }, () => this.#select([...this.#cards.keys()])),
         button("None", { kind: "quiet" }, () => this.clear()),
       ),
     );
   }
 
   get size() {
-    return this.#chosen.size;
+    return this.#selected.size;
   }
 
   has(id) {
-    return this.#chosen.has(id);
+    return this.#selected.has(id);
   }
 
   toggle(id) {
-    if (!this.#chosen.delete(id)) this.#chosen.add(id);
+    if (!this.#selected.delete(id)) this.#selected.add(id);
     this.#draw();
   }
 
   clear() {
-    this.#choose([]);
+    this.#select([]);
   }
 
-  /** Says this of all that are chosen. */
+  /** Sends one decision for all selected alerts. */
   async review(decision) {
-    const ids = [...this.#chosen];
+    const ids = [...this.#selected];
     try {
-      for (let at = 0; at < ids.length; at += AT_ONCE) {
-        const { items } = await send("POST", "alerts/review", { ids: ids.slice(at, at + AT_ONCE), decision });
+      for (let at = 0; at < ids.length; at += MAX_PER_REQUEST) {
+        const { items } = await send("POST", "alerts/review", { ids: ids.slice(at, at + MAX_PER_REQUEST), decision });
         for (const alert of items) this.#cards.get(alert.id)?.draw(alert);
       }
-      toast(`${ids.length} ${ids.length === 1 ? "alert is" : "alerts are"} reviewed.`);
+      toast(`${ids.length} ${ids.length === 1 ? "alert" : "alerts"} reviewed.`);
       this.clear();
     } catch (error) {
       toast(error.message, "error");
     }
   }
 
-  #choose(ids) {
-    this.#chosen = new Set(ids);
+  #select(ids) {
+    this.#selected = new Set(ids);
     this.#draw();
   }
 
   #draw() {
-    for (const [id, card] of this.#cards) card.choose(this.#chosen.has(id));
-    this.bar.hidden = !this.#chosen.size;
-    put(this.#count, `${this.#chosen.size} chosen`);
+    for (const [id, card] of this.#cards) card.select(this.#selected.has(id));
+    this.bar.hidden = !this.#selected.size;
+    put(this.#count, `${this.#selected.size} selected`);
   }
 }

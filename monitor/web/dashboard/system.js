@@ -1,14 +1,14 @@
-// The system: whether it is ready, how fast it is, what waits, what is kept, and who is told by webhook.
+// The system: readiness, time per stage, queues, index, evidence on disk, webhooks and tokens.
 
 import { all, can, get } from "./api.js";
 import { el, put } from "./dom.js";
-import { on } from "./live.js";
+import { on } from "./events.js";
 import { bytes, length, moment, ZONE } from "./times.js";
-import { describeState } from "./wall.js";
+import { describeState } from "./channels.js";
 import { webhooks } from "./webhooks.js";
 
 const REFRESH_MS = 5000;
-const STAGES = { encode: "Encoding a picture", match: "Matching a second", snapshot: "Keeping the state" };
+const STAGES = { encode: "Encoding a frame", match: "Matching a second", snapshot: "Writing a snapshot" };
 
 export async function show(root, { signal }) {
   const body = el("div.stack"),
@@ -30,11 +30,16 @@ export async function show(root, { signal }) {
   );
   const draw = async () => {
     const [system, stages] = await Promise.all([get("system", {}, signal), stageTimes(signal)]);
-    put(body, problems(system), figures(system), el("div.columns", latencies(stages), backlog(system), index(system)));
+    put(
+      body,
+      problems(system),
+      figures(system),
+      el("div.columns", stagesPanel(stages), queuesPanel(system), indexPanel(system)),
+    );
   };
-  const again = () => draw().catch(() => {});
-  on(["again"], again, signal);
-  const timer = setInterval(() => document.hidden || again(), REFRESH_MS);
+  const redraw = () => draw().catch(() => {});
+  on(["reconnected"], redraw, signal);
+  const timer = setInterval(() => document.hidden || redraw(), REFRESH_MS);
   signal.addEventListener("abort", () => clearInterval(timer));
   await draw();
   if (can("admin")) {
@@ -44,21 +49,16 @@ export async function show(root, { signal }) {
 }
 
 function problems(system) {
-  const all = Object.entries(system.problems);
-  if (!all.length)
-    return el(
-      "section.ready",
-      { data: { tone: "good" } },
-      el("h2", "Ready"),
-      el("p", "Everything that matching needs works."),
-    );
+  const found = Object.entries(system.problems);
+  if (!found.length)
+    return el("section.ready", { data: { tone: "good" } }, el("h2", "Ready"), el("p", "All checks pass."));
   return el(
     "section.ready",
     { data: { tone: "bad" }, role: "alert" },
     el("h2", "Not ready"),
     el(
       "ul",
-      all.map(([name, sentence]) => el("li", el("strong", `${name}: `), sentence)),
+      found.map(([name, sentence]) => el("li", el("strong", `${name}: `), sentence)),
     ),
   );
 }
@@ -76,8 +76,8 @@ function figures(system) {
       channels.map(([state, n]) => `${n} ${describeState(state)[0].toLowerCase()}`).join(", ") || "none",
     ),
     figure("References", String(system.references), `${length(system.reference_seconds)} of video`),
-    figure("From air to alert, p95", seconds(metrics.detection_latency_p95_s), "the one service level"),
-    figure("Dropped", String(metrics.dropped_total), "seconds of air that came and were not matched"),
+    figure("Detection latency, p95", seconds(metrics.detection_latency_p95_s), "from broadcast to alert"),
+    figure("Dropped", String(metrics.dropped_total), "frames received but not matched"),
     evidence &&
       figure("Evidence", bytes(evidence.bytes), [
         el("meter", {
@@ -93,16 +93,16 @@ function figures(system) {
   );
 }
 
-/** Mean time of each stage, out of /metrics; empty where that is served elsewhere. */
+/** Mean time of each stage from /metrics; empty if that is served elsewhere. */
 async function stageTimes(signal) {
   try {
     const reply = await fetch("metrics", { signal, headers: { Accept: "text/plain" } });
     if (!reply.ok) return [];
     const values = {};
-    for (const [, what, stage, value] of (await reply.text()).matchAll(
+    for (const [, part, stage, value] of (await reply.text()).matchAll(
       /^copywatch_stage_duration_seconds_(sum|count)\{stage="([^"]+)"\} (\S+)$/gm,
     ))
-      (values[stage] ??= {})[what] = Number(value);
+      (values[stage] ??= {})[part] = Number(value);
     return Object.entries(values)
       .filter(([, { count }]) => count > 0)
       .map(([stage, { sum, count }]) => [STAGES[stage] ?? stage, (1000 * sum) / count]);
@@ -111,8 +111,8 @@ async function stageTimes(signal) {
   }
 }
 
-function latencies(stages) {
-  const most = Math.max(...stages.map(([, ms]) => ms), 1);
+function stagesPanel(stages) {
+  const longest = Math.max(...stages.map(([, ms]) => ms), 1);
   return el(
     "section.panel",
     el("h2", "Stages"),
@@ -121,30 +121,30 @@ function latencies(stages) {
           "dl.bars",
           stages.map(([name, ms]) => {
             const bar = el("i.bar", { "aria-hidden": "true" });
-            bar.style.width = `${(100 * ms) / most}%`;
+            bar.style.width = `${(100 * ms) / longest}%`;
             return el("div", el("dt", name), el("dd", `${ms.toFixed(1)} ms`, bar));
           }),
         )
-      : el("p.muted", "Nothing was matched yet."),
-    el("p.hint", "Mean for one second of a channel, since the start."),
+      : el("p.muted", "Nothing has been matched yet."),
+    el("p.hint", "Mean per second of a channel since start."),
   );
 }
 
-function backlog(system) {
+function queuesPanel(system) {
   const sinks = Object.entries(system.backlog);
   return el(
     "section.panel",
-    el("h2", "Waiting to be told"),
+    el("h2", "Queued events"),
     sinks.length
       ? el(
           "dl.pairs",
-          sinks.map(([sink, n]) => el("div", el("dt", sink), el("dd", n ? `${n} events` : "nothing"))),
+          sinks.map(([sink, n]) => el("div", el("dt", sink), el("dd", n ? `${n} events` : "none"))),
         )
-      : el("p.muted", "No sink is configured; alerts are kept here."),
+      : el("p.muted", "No sink is configured; alerts are only stored here."),
   );
 }
 
-function index(system) {
+function indexPanel(system) {
   const { index } = system;
   return el(
     "section.panel",
@@ -155,7 +155,7 @@ function index(system) {
         ["Kind", index.kind],
         ["Generation", index.generation],
         ["Searched", length(index.seconds)],
-        ["Taken up", moment(index.refreshed_at)],
+        ["Up to date at", moment(index.refreshed_at)],
         ["Encoder", system.encoder_id],
         ["Server's zone", system.time_zone],
         ["Your zone", ZONE],
@@ -182,10 +182,10 @@ async function drawTokens(panel, signal) {
             ),
           ),
         )
-      : el("p.muted", "None: only this machine is served, and may do everything."),
+      : el("p.muted", "None: only this machine has access, with all scopes."),
     el(
       "p.hint",
-      "Made by ",
+      "Create one with ",
       el("code", "copywatch tokens add NAME --scope read|write|admin"),
       ", which prints it once.",
     ),

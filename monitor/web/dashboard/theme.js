@@ -1,10 +1,10 @@
-// Runs before the first paint, so that a chosen theme does not flash: without a choice the system's holds.
+// Runs before the first paint, so that the theme does not flash: without a stored choice the system's theme applies.
 {
-  let chosen = null;
+  let stored = null;
   try {
-    chosen = localStorage.getItem("theme");
+    stored = localStorage.getItem("theme");
   } catch {
     // storage may be forbidden
   }
-  if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
+  if (stored === "light" || stored === "dark") document.documentElement.dataset.theme = stored;
 }

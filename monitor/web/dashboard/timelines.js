@@ -1,12 +1,12 @@
-// Both time lines of an alert: the air above, the whole reference below, and a band that joins what is the same.
-// Gaps (nobody saw them) are hatched, pauses (something else was on) are left open.
+// Both time lines of an alert: the broadcast above, the whole reference below, and a band that joins the copy.
+// Gaps (seconds that were not received) are hatched, pauses (something else was on air) are left open.
 
 import { el, put, svg } from "./dom.js";
 import { clock, length, moment } from "./times.js";
 
 const HEIGHT = 168,
   LANE = 30,
-  AIR_Y = 30,
+  LIVE_Y = 30,
   REF_Y = 108,
   EDGE = 8;
 
@@ -19,11 +19,11 @@ export function timeLines(panel, alert, signal) {
     el(
       "ul.legend",
       el("li", el("i.key.matched"), "matched"),
-      alert.gaps.length > 0 && el("li", el("i.key.gap"), "not seen"),
+      alert.gaps.length > 0 && el("li", el("i.key.gap"), "missing"),
       alert.pauses?.length > 0 && el("li", el("i.key.pause"), "something else"),
       el("li", el("i.key.rest"), "rest of the reference"),
     ),
-    words(alert),
+    description(alert),
   );
   const draw = () => put(stage, drawing(alert, Math.max(260, stage.clientWidth)));
   const watcher = new ResizeObserver(draw);
@@ -31,21 +31,21 @@ export function timeLines(panel, alert, signal) {
   signal.addEventListener("abort", () => watcher.disconnect());
 }
 
-/** The same in words, for those who cannot see it and those who copy it. */
-function words(alert) {
+/** The same as text, for screen readers and for copying. */
+function description(alert) {
   return el(
     "p.muted.small",
-    `On air ${clock(alert.channel_start)}–${clock(alert.channel_end)} of the channel's clock`,
+    `Broadcast ${clock(alert.channel_start)}–${clock(alert.channel_end)} in channel time`,
     alert.started_at && [" (", moment(alert.started_at), alert.ended_at && ["–", moment(alert.ended_at)], ")"],
-    ` is ${clock(alert.reference_start)}–${clock(alert.reference_end)} of the reference`,
+    ` matches ${clock(alert.reference_start)}–${clock(alert.reference_end)} of the reference`,
     alert.reference_seconds ? `, which is ${length(alert.reference_seconds)} long.` : ".",
   );
 }
 
 function drawing(alert, width) {
-  const air = alert.channel_end - alert.channel_start;
-  const pad = Math.max(3, 0.15 * air);
-  const airX = scale(alert.channel_start - pad, alert.channel_end + pad, width);
+  const live = alert.channel_end - alert.channel_start;
+  const pad = Math.max(3, 0.15 * live);
+  const liveX = scale(alert.channel_start - pad, alert.channel_end + pad, width);
   const refX = scale(0, Math.max(alert.reference_seconds || 0, alert.reference_end), width);
   const breaks = [
     ...alert.gaps.map((gap) => ({ ...gap, kind: "gap" })),
@@ -77,7 +77,7 @@ function drawing(alert, width) {
       width,
       height: HEIGHT,
       role: "img",
-      "aria-label": "Both time lines; the words are below",
+      "aria-label": "Both time lines, described below",
     },
     svg(
       "defs",
@@ -88,21 +88,21 @@ function drawing(alert, width) {
         svg("rect.hatch-line", { width: 2.5, height: 7 }),
       ),
     ),
-    svg("text.lane", { x: EDGE, y: AIR_Y - 10 }, `On air: ${alert.channel}`),
+    svg("text.lane", { x: EDGE, y: LIVE_Y - 10 }, `On air: ${alert.channel}`),
     svg("text.lane", { x: EDGE, y: REF_Y + LANE + 24 }, `Reference: ${alert.title || alert.reference}`),
-    svg("rect.track", { x: EDGE, y: AIR_Y, width: width - 2 * EDGE, height: LANE, rx: 3 }),
+    svg("rect.track", { x: EDGE, y: LIVE_Y, width: width - 2 * EDGE, height: LANE, rx: 3 }),
     svg("rect.track", { x: EDGE, y: REF_Y, width: width - 2 * EDGE, height: LANE, rx: 3 }),
     svg("polygon.band", {
       points: [
-        [airX(alert.channel_start), AIR_Y + LANE],
-        [airX(alert.channel_end), AIR_Y + LANE],
+        [liveX(alert.channel_start), LIVE_Y + LANE],
+        [liveX(alert.channel_end), LIVE_Y + LANE],
         [refX(alert.reference_end), REF_Y],
         [refX(alert.reference_start), REF_Y],
       ]
         .map((point) => point.map((n) => n.toFixed(1)).join())
         .join(" "),
     }),
-    pieces.map(([from, to]) => bar("matched", airX, from, to, AIR_Y, `matched ${clock(from)}–${clock(to)}`)),
+    pieces.map(([from, to]) => bar("matched", liveX, from, to, LIVE_Y, `matched ${clock(from)}–${clock(to)}`)),
     bar(
       "matched",
       refX,
@@ -114,16 +114,16 @@ function drawing(alert, width) {
     breaks.map((one) =>
       bar(
         one.kind,
-        airX,
+        liveX,
         one.from,
         one.to,
-        AIR_Y,
+        LIVE_Y,
         one.kind === "gap"
-          ? `not seen: ${length(one.seconds)} at ${clock(one.at)} (${one.reason})`
+          ? `missing: ${length(one.seconds)} at ${clock(one.at)} (${one.reason})`
           : `something else: ${length(one.seconds)} at ${clock(one.at)}`,
       ),
     ),
-    labels(airX, [alert.channel_start, alert.channel_end], AIR_Y + LANE + 14, width),
+    labels(liveX, [alert.channel_start, alert.channel_end], LIVE_Y + LANE + 14, width),
     labels(refX, [alert.reference_start, alert.reference_end], REF_Y - 5, width),
   );
 }
@@ -132,7 +132,7 @@ function scale(from, to, width) {
   return (second) => EDGE + ((second - from) / (to - from)) * (width - 2 * EDGE);
 }
 
-/** The clock at both ends, kept inside and apart. */
+/** The times at both ends, placed inside the drawing and apart. */
 function labels(x, [from, to], y, width) {
   const left = Math.min(Math.max(x(from), 22), width - 80),
     right = Math.max(Math.min(x(to), width - 22), left + 50);

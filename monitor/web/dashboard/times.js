@@ -1,4 +1,4 @@
-// Times: kept in UTC, shown in the viewer's zone, whose name stands in the header; UTC is in the title of each.
+// Times come in UTC and are shown in the viewer's zone, which the header names; the title of each has UTC.
 
 import { el } from "./dom.js";
 
@@ -19,22 +19,22 @@ function offset(date) {
   return part(OFFSET, date).replace(/^GMT/, "") || "+00:00";
 }
 
-/** "Europe/Berlin, UTC+01:00": what all times on the page mean. */
+/** "Europe/Berlin, UTC+01:00": the zone of all times on the page. */
 export function zoneName(date = new Date()) {
   return ZONE === "UTC" ? ZONE : `${ZONE}, UTC${offset(date)}`;
 }
 
-/** A moment as an element: "16 Nov 2026, 09:00:12 CET", or the time alone where the day is today's. */
+/** A moment as an element: "16 Nov 2026, 09:00:12 CET", or only the time if it is today. */
 export function moment(iso, { full = false } = {}) {
   if (!iso) return el("span.muted", "–");
   const date = new Date(iso);
   const today = DAY.format(date) === DAY.format(new Date());
-  const words = full
+  const text = full
     ? `${DAY.format(date)}, ${TIME.format(date)} ${part(SHORT_ZONE, date)}`
     : today
       ? TIME.format(date)
       : `${DAY.format(date)}, ${TIME.format(date)}`;
-  return el("time", { datetime: iso, title: `${iso} (UTC)` }, words);
+  return el("time", { datetime: iso, title: `${iso} (UTC)` }, text);
 }
 
 /** A moment for a file: "2026-11-16T09:00:12+01:00". */
@@ -46,12 +46,12 @@ export function withOffset(iso) {
   return `${of("year")}-${of("month")}-${of("day")}T${TIME.format(date)}${offset(date)}`;
 }
 
-/** The time alone, in words. */
+/** The time without the date. */
 export function timeOf(date) {
   return TIME.format(date);
 }
 
-/** Seconds as a place on a time line: "1:02:03" or "2:03". */
+/** Seconds as a position on a time line: "1:02:03" or "2:03". */
 export function clock(seconds) {
   const whole = Math.max(0, Math.floor(seconds));
   const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
@@ -77,7 +77,7 @@ export function dayBounds(day) {
   return [utc(start), utc(end)];
 }
 
-/** Bytes for people. */
+/** Bytes in a readable unit. */
 export function bytes(number) {
   const units = ["B", "kB", "MB", "GB", "TB"];
   let size = number,

@@ -1,7 +1,7 @@
-// Webhooks: who is told, the log of deliveries, and sending one again.
+// Webhooks: their list, the log of deliveries, test, replay, new secrets.
 
 import { all, get, part, send } from "./api.js";
-import { button, confirmed, el, field, formDialog, put, table, toast } from "./dom.js";
+import { button, askToConfirm, el, field, formDialog, put, table, toast } from "./dom.js";
 import { moment } from "./times.js";
 
 const TYPES = [
@@ -24,7 +24,7 @@ export async function webhooks(panel, signal) {
         ? hooks.map((hook) => hookView(hook, draw))
         : el(
             "p.muted",
-            "Nobody is told yet. Each delivery is signed (Standard Webhooks), tried again, and logged here.",
+            "No webhook yet. Each delivery is signed (Standard Webhooks), retried on failure, and logged here.",
           ),
     );
   };
@@ -33,7 +33,7 @@ export async function webhooks(panel, signal) {
     el(
       "div.row.between.wrap",
       el("h2", "Webhooks"),
-      button("Add a webhook", { sign: "plus" }, () => addHook(draw)),
+      button("Add a webhook", { iconName: "plus" }, () => addHook(draw)),
     ),
     list,
   );
@@ -42,10 +42,10 @@ export async function webhooks(panel, signal) {
 
 function hookView(hook, draw) {
   const log = el("div");
-  const attempt = async (work, words) => {
+  const run = async (work, message) => {
     try {
       await work();
-      toast(words);
+      toast(message);
       await draw();
     } catch (error) {
       toast(error.message, "error");
@@ -57,8 +57,8 @@ function hookView(hook, draw) {
   const test = async () => {
     try {
       const sent = await send("POST", `${path}/test`);
-      if (sent.state === "done") toast(`It was taken, with ${sent.last_status}.`);
-      else toast(`It was not taken: ${sent.last_error ?? sent.last_status}.`, "error");
+      if (sent.state === "done") toast(`Delivered with status ${sent.last_status}.`);
+      else toast(`Not delivered: ${sent.last_error ?? sent.last_status}.`, "error");
       details.open = true;
       await drawLog(log, path);
     } catch (error) {
@@ -66,8 +66,8 @@ function hookView(hook, draw) {
     }
   };
   const rotate = async () => {
-    const sentence = "Its messages carry the signatures of both secrets for a day, so that the receiver can change over.";
-    if (!(await confirmed("Give it a new secret?", sentence, "New secret"))) return;
+    const sentence = "For a day its messages carry the signatures of both secrets, so that the receiver can switch.";
+    if (!(await askToConfirm("Create a new secret?", sentence, "New secret"))) return;
     try {
       const { secret } = await send("POST", `${path}/rotate`);
       await draw();
@@ -84,7 +84,7 @@ function hookView(hook, draw) {
       el(
         "span.chip",
         { data: { tone: hook.enabled ? "good" : "bad" } },
-        hook.enabled ? "On" : `Off${hook.disabled_reason ? `: ${hook.disabled_reason}` : ""}`,
+        hook.enabled ? "Enabled" : `Disabled${hook.disabled_reason ? `: ${hook.disabled_reason}` : ""}`,
       ),
     ),
     el(
@@ -92,23 +92,23 @@ function hookView(hook, draw) {
       hook.types?.length ? hook.types.join(", ") : "all events",
       " · since ",
       moment(hook.created_at),
-      hook.old_secret_until && [" · its old secret signs too until ", moment(hook.old_secret_until)],
+      hook.old_secret_until && [" · the old secret is valid until ", moment(hook.old_secret_until)],
     ),
     el(
       "div.row.wrap",
       button("Send a test", { kind: "quiet" }, test),
       !hook.enabled &&
-        button("Switch on", { kind: "quiet" }, () => attempt(() => send("POST", `${path}/enable`), "It is on again.")),
+        button("Enable", { kind: "quiet" }, () => run(() => send("POST", `${path}/enable`), "The webhook is enabled.")),
       button("New secret", { kind: "quiet" }, rotate),
-      button("Remove", { kind: "quiet", sign: "trash" }, async () => {
+      button("Remove", { kind: "quiet", iconName: "trash" }, async () => {
         if (
-          await confirmed(
+          await askToConfirm(
             "Remove this webhook?",
-            `${hook.url} is told nothing more; what waits for it is given up.`,
+            `No more events are sent to ${hook.url}; queued deliveries are deleted.`,
             "Remove",
           )
         )
-          await attempt(() => send("DELETE", path), "It is removed.");
+          await run(() => send("DELETE", path), "The webhook is removed.");
       }),
     ),
     details,
@@ -116,12 +116,12 @@ function hookView(hook, draw) {
 }
 
 async function drawLog(log, path) {
-  const states = { done: ["Delivered", "good"], failed: ["Given up", "bad"], waiting: ["Waiting", "warn"] };
+  const states = { done: ["Delivered", "good"], failed: ["Failed", "bad"], waiting: ["Queued", "warn"] };
   const { items } = await get(`${path}/deliveries`, { limit: 50 });
-  const again = async (one) => {
+  const replay = async (one) => {
     try {
       await send("POST", `${path}/deliveries/${part(one.id)}/replay`);
-      toast("It is sent again.");
+      toast("The delivery is queued again.");
       await drawLog(log, path);
     } catch (error) {
       toast(error.message, "error");
@@ -133,13 +133,13 @@ async function drawLog(log, path) {
     el("span.chip", { data: { tone: states[one.state]?.[1] ?? "idle" } }, states[one.state]?.[0] ?? one.state),
     String(one.tries),
     [one.last_status, one.last_error].filter(Boolean).join(" ") || "–",
-    button("Replay", { kind: "quiet" }, () => again(one)),
+    button("Replay", { kind: "quiet" }, () => replay(one)),
   ];
   put(
     log,
     items.length
-      ? table(["When", "Event", "State", "Tries", "Answer", ""], items.map(row))
-      : el("p.muted", "Nothing was sent yet."),
+      ? table(["Created", "Event", "State", "Attempts", "Response", ""], items.map(row))
+      : el("p.muted", "Nothing has been sent yet."),
   );
 }
 
@@ -153,7 +153,7 @@ function addHook(draw) {
   );
   formDialog(
     "Webhook",
-    "Each event is posted to this address, signed with a secret that is shown once.",
+    "Each event is sent to this address by POST, signed with a secret that is shown once.",
     [
       field(
         "Address",
@@ -162,8 +162,8 @@ function addHook(draw) {
       types,
     ],
     "Add",
-    async ({ url, ...chosen }) => {
-      const { secret } = await send("POST", "webhooks", { url, types: TYPES.filter((type) => type in chosen) });
+    async ({ url, ...checked }) => {
+      const { secret } = await send("POST", "webhooks", { url, types: TYPES.filter((type) => type in checked) });
       await draw();
       showSecret(secret);
     },
@@ -177,10 +177,10 @@ function showSecret(secret) {
     el(
       "form",
       { method: "dialog" },
-      el("h2", { id: "secret-title" }, "Its secret"),
-      el("p", "Keep it now: it is not shown again. The receiver checks signatures with it."),
+      el("h2", { id: "secret-title" }, "Webhook secret"),
+      el("p", "Save it now: it is not shown again. The receiver verifies signatures with it."),
       el("pre.commands", el("code", secret)),
-      el("div.row.end", el("button.button.primary", "I have it")),
+      el("div.row.end", el("button.button.primary", "I saved it")),
     ),
   );
   dialog.addEventListener("close", () => dialog.remove());

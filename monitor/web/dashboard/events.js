@@ -1,17 +1,17 @@
-// What happens, as it happens: the API's server-sent events, read with fetch so that silence is noticed (a comment
-// comes every 15 s), a login is possible, and reading goes on after the last event that was seen.
+// The API's server-sent events, read with fetch so that silence is noticed (the server sends a comment every 15 s), a
+// login is possible, and reading resumes after the last event received.
 
-import { ask } from "./api.js";
+import { request } from "./api.js";
 
 const SILENCE_MS = 40000;
-const LONGEST_WAIT_MS = 15000;
-const PATIENCE_MS = 3000;
+const MAX_RETRY_MS = 15000;
+const FIRST_STATE_MS = 3000;
 
 const listeners = new Map(); // kind of event -> functions
 let lastId = null;
-let asked = false; // whether pages have asked for anything yet
+let isShown = false; // whether pages have loaded anything yet
 
-/** Calls back for each event of the kinds ("alert.started", "channel", "state", …) until the signal. */
+/** Calls back for each event of these kinds ("alert.started", "channel", "state", …) until the signal aborts. */
 export function on(kinds, call, signal) {
   for (const kind of kinds) {
     if (!listeners.has(kind)) listeners.set(kind, new Set());
@@ -22,42 +22,47 @@ export function on(kinds, call, signal) {
 
 export const ALERTS = ["alert.started", "alert.updated", "alert.ended", "alert.retracted", "alert.reviewed"];
 
-function tell(kind, data) {
+function dispatch(kind, data) {
   for (const call of [...(listeners.get(kind) ?? [])]) {
     try {
       call(data, kind);
     } catch (error) {
-      reportError(error); // a page's fault is not a lost connection
+      reportError(error); // a page's error is not a lost connection
     }
   }
 }
 
-/** Listens for ever. "state" is told with {up, since}: since when it is lost, or null. */
+/** Listens forever. "state" carries {up, since}: since when the connection is lost, or null. */
 export function listen() {
   const first = new Promise((resolve) => on(["state"], resolve));
-  keepListening();
-  // Who asks before events come could miss what happens in between, so a page waits for the first word, but not long.
-  return Promise.race([first, new Promise((resolve) => setTimeout(resolve, PATIENCE_MS))]).then(() => (asked = true));
+  listenForever();
+  // A page that loads before events arrive could miss a change in between, so it waits for the first state, briefly.
+  return Promise.race([first, new Promise((resolve) => setTimeout(resolve, FIRST_STATE_MS))]).then(() => {
+    isShown = true;
+  });
 }
 
-async function keepListening() {
+async function listenForever() {
   let since = null;
-  for (let wait = 1000; ; wait = Math.min(2 * wait, LONGEST_WAIT_MS)) {
+  for (let wait = 1000; ; wait = Math.min(2 * wait, MAX_RETRY_MS)) {
     const stop = new AbortController();
     try {
       const headers = lastId === null ? {} : { "Last-Event-ID": lastId };
-      const reply = await ask("events", { headers: { Accept: "text/event-stream", ...headers }, signal: stop.signal });
+      const reply = await request("events", {
+        headers: { Accept: "text/event-stream", ...headers },
+        signal: stop.signal,
+      });
       since = null;
       wait = 500;
-      tell("state", { up: true, since });
-      if (asked) tell("again"); // pages ask anew: what was missed may be older than what the server still has
+      dispatch("state", { up: true, since });
+      if (isShown) dispatch("reconnected"); // pages reload: missed changes may be older than the server can repeat
       await read(reply.body.getReader(), stop);
     } catch {
-      // a lost connection: told below
+      // a lost connection: reported below
     }
     stop.abort();
     since ??= new Date();
-    tell("state", { up: false, since });
+    dispatch("state", { up: false, since });
     await new Promise((resolve) => setTimeout(resolve, wait * (0.75 + Math.random() / 2)));
   }
 }
@@ -73,16 +78,16 @@ async function read(reader, stop) {
     const lines = (rest + decoder.decode(value, { stream: true })).split(/\r\n|\n|\r(?!$)/);
     rest = lines.pop();
     for (const line of lines) {
-      if (line !== "") take(line, event);
+      if (line !== "") parseLine(line, event);
       else {
-        if (event.data.length) tell(event.kind, JSON.parse(event.data.join("\n")));
+        if (event.data.length) dispatch(event.kind, JSON.parse(event.data.join("\n")));
         event = { kind: "message", data: [] };
       }
     }
   }
 }
 
-function take(line, event) {
+function parseLine(line, event) {
   const [, name, value] = /^([^:]*):? ?(.*)$/.exec(line);
   if (name === "event") event.kind = value;
   else if (name === "data") event.data.push(value);

@@ -1,21 +1,21 @@
-// The live wall: one tile a channel, those that need somebody first.
+// The Live page: one tile per channel, those that need attention first.
 
 import { address, all, can, part, send } from "./api.js";
-import { button, confirmed, el, empty, field, formDialog, icon, put, select, toast } from "./dom.js";
-import { ALERTS, on } from "./live.js";
+import { button, askToConfirm, el, empty, field, formDialog, icon, put, select, toast } from "./dom.js";
+import { ALERTS, on } from "./events.js";
 import { clock, length, moment } from "./times.js";
 
 const REFRESH_MS = 5000;
-// In the order in which they need somebody. The tone is never alone: words stand beside it.
+// Sorted by need for attention. The colour never stands alone: a text is beside it.
 const STATES = {
-  failed: ["Failed", "bad", "It cannot be reached or decoded"],
-  denied: ["Refused", "bad", "The source refuses, or leads to a private address"],
-  no_video: ["No video", "bad", "Sound comes, pictures do not"],
-  stalled: ["Stalled", "bad", "No new second comes; connecting again"],
+  failed: ["Failed", "bad", "Cannot be reached or decoded"],
+  denied: ["Refused", "bad", "The source denies access or leads to a private address"],
+  no_video: ["No video", "bad", "Audio without video"],
+  stalled: ["Stalled", "bad", "No new frames; reconnecting"],
   impaired: ["Impaired", "warn", "Black, flat or frozen for a minute"],
-  starting: ["Starting", "idle", "No picture has come yet"],
+  starting: ["Starting", "idle", "No frame received yet"],
   ended: ["Ended", "idle", "The recording was read to its end"],
-  up: ["On air", "good", "Seen and matched"],
+  up: ["On air", "good", "Received and matched"],
 };
 
 export function describeState(state) {
@@ -23,16 +23,16 @@ export function describeState(state) {
 }
 
 export async function show(root, { signal }) {
-  const wall = el("div.wall");
+  const grid = el("div.tiles");
   const summary = el("p.lead");
   put(
     root,
     el(
       "div.head",
       el("div", el("h1", "Live"), summary),
-      can("write") && button("Add a channel", { sign: "plus" }, addChannel),
+      can("write") && button("Add a channel", { iconName: "plus" }, addChannel),
     ),
-    wall,
+    grid,
   );
   const tiles = new Map();
   let channels = [],
@@ -45,10 +45,10 @@ export async function show(root, { signal }) {
     summary.textContent = summarise(channels, open);
     if (!channels.length) {
       put(
-        wall,
+        grid,
         empty(
-          "No channel is watched yet",
-          ["Try an address, add it, and it appears here; a running monitor needs no restart."],
+          "No channel is monitored yet",
+          ["Test an address and add it; it appears here without a restart."],
           [
             "copywatch channels test URL",
             "copywatch channels add channel-5 URL --config copywatch.yaml",
@@ -61,15 +61,15 @@ export async function show(root, { signal }) {
     }
     for (const name of [...tiles.keys()]) if (!channels.some((channel) => channel.name === name)) tiles.delete(name);
     for (const channel of channels) {
-      if (!tiles.has(channel.name)) tiles.set(channel.name, new Tile(channel.name, ask));
+      if (!tiles.has(channel.name)) tiles.set(channel.name, new Tile(channel.name, load));
       tiles.get(channel.name).draw(channel, open);
     }
-    const wanted = channels.map((channel) => tiles.get(channel.name).element);
-    // Moved only where the order changed: a tile that is moved loses its focus.
-    if (wanted.some((tile, at) => wall.children[at] !== tile) || wall.children.length !== wanted.length)
-      put(wall, wanted);
+    const sorted = channels.map((channel) => tiles.get(channel.name).element);
+    // Moved only if the order changed: a moved tile loses its focus.
+    if (sorted.some((tile, at) => grid.children[at] !== tile) || grid.children.length !== sorted.length)
+      put(grid, sorted);
   };
-  const ask = async () => {
+  const load = async () => {
     const [found, alerts] = await Promise.all([
       all("channels", {}, 1000, signal),
       all("alerts", { status: "open" }, 1000, signal),
@@ -78,7 +78,7 @@ export async function show(root, { signal }) {
     open = new Map(alerts.map((alert) => [alert.id, alert]));
     draw();
   };
-  const again = () => ask().catch(() => {}); // the banner says that the connection is lost
+  const reload = () => load().catch(() => {}); // the banner says that the connection is lost
 
   on(
     ["channel"],
@@ -98,26 +98,26 @@ export async function show(root, { signal }) {
     },
     signal,
   );
-  on(["again"], again, signal);
-  const timer = setInterval(() => document.hidden || again(), REFRESH_MS);
+  on(["reconnected"], reload, signal);
+  const timer = setInterval(() => document.hidden || reload(), REFRESH_MS);
   signal.addEventListener("abort", () => clearInterval(timer));
-  await ask();
+  await load();
 }
 
 function summarise(channels, open) {
   if (!channels.length) return "";
   const bad = channels.filter((channel) => ["bad", "warn"].includes(describeState(channel.state)[1])).length;
-  const words = [`${channels.length} ${channels.length === 1 ? "channel" : "channels"}`];
-  words.push(bad ? `${bad} ${bad === 1 ? "needs" : "need"} attention` : "all well");
-  words.push(open.size ? `${open.size} ${open.size === 1 ? "copy" : "copies"} on air now` : "no copy on air");
-  return words.join(" · ");
+  const facts = [`${channels.length} ${channels.length === 1 ? "channel" : "channels"}`];
+  facts.push(bad ? `${bad} ${bad === 1 ? "needs" : "need"} attention` : "all OK");
+  facts.push(open.size ? `${open.size} ${open.size === 1 ? "copy" : "copies"} on air now` : "no copy on air");
+  return facts.join(" · ");
 }
 
 class Tile {
-  constructor(name, changed) {
+  constructor(name, onChange) {
     this.name = name;
-    this.picture = el("img", { alt: `Newest picture of ${name}`, width: 320, height: 180, hidden: true });
-    this.without = el("span.without", "No picture yet");
+    this.picture = el("img", { alt: `Latest frame of ${name}`, width: 320, height: 180, hidden: true });
+    this.placeholder = el("span.placeholder", "No picture yet");
     this.state = el("span.state");
     this.ribbon = el("div.ribbons");
     this.facts = el("dl.facts");
@@ -130,22 +130,22 @@ class Tile {
           type: "button",
           title: `Remove ${name}`,
           "aria-label": `Remove ${name}`,
-          onclick: () => removeChannel(name, changed),
+          onclick: () => removeChannel(name, onChange),
         },
         icon("trash"),
       );
     this.element = el(
       "article.tile",
       { "aria-label": name, tabindex: 0 },
-      el("div.screen", this.picture, this.without, this.state, this.ribbon),
+      el("div.screen", this.picture, this.placeholder, this.state, this.ribbon),
       el("div.body", el("div.row.between", el("h2", name), remove), this.since, this.facts),
     );
   }
 
   draw(channel, open) {
-    const [words, tone, meaning] = describeState(channel.state);
+    const [label, tone, meaning] = describeState(channel.state);
     this.element.dataset.tone = tone;
-    put(this.state, el("span.shape", { "aria-hidden": "true" }), words);
+    put(this.state, el("span.shape", { "aria-hidden": "true" }), label);
     this.state.dataset.tone = tone;
     this.state.title = meaning;
     put(this.since, meaning, " · since ", moment(channel.since));
@@ -153,13 +153,13 @@ class Tile {
       this.facts,
       fact("Lag", channel.lag_s === null ? "–" : `${channel.lag_s.toFixed(1)} s`),
       fact("Reconnects", channel.reconnects),
-      fact("Not seen", length(channel.gap_seconds)),
+      fact("Missing", length(channel.gap_seconds)),
       fact("Dropped", channel.dropped),
     );
-    const mine = [...open.values()].filter((alert) => alert.channel === channel.name);
+    const own = [...open.values()].filter((alert) => alert.channel === channel.name);
     put(
       this.ribbon,
-      mine.map((alert) =>
+      own.map((alert) =>
         el(
           "a.ribbon",
           { href: `#/alerts/${part(alert.id)}`, class: alert.licence ? "licensed" : "" },
@@ -171,12 +171,12 @@ class Tile {
     );
     this.element.classList.toggle(
       "matching",
-      mine.some((alert) => !alert.licence),
+      own.some((alert) => !alert.licence),
     );
     this.refresh(channel);
   }
 
-  /** The newest picture, swapped in when it is whole, so that nothing flickers. */
+  /** Shows the latest frame once it is fully loaded, so that nothing flickers. */
   async refresh(channel) {
     if (this.loading || this.shown === channel.last_second_at || !channel.last_second_at) return;
     this.loading = true;
@@ -186,10 +186,10 @@ class Tile {
       await next.decode();
       this.picture.src = next.src;
       this.picture.hidden = false;
-      this.without.hidden = true;
+      this.placeholder.hidden = true;
       this.shown = channel.last_second_at;
     } catch {
-      // none yet: the words stay
+      // none yet: the placeholder stays
     }
     this.loading = false;
   }
@@ -199,19 +199,20 @@ function fact(name, value) {
   return el("div", el("dt", name), el("dd", String(value)));
 }
 
-async function removeChannel(name, changed) {
-  if (!(await confirmed(`Stop watching ${name}?`, "Its open alerts end. What was found stays.", "Remove"))) return;
+async function removeChannel(name, onChange) {
+  if (!(await askToConfirm(`Stop monitoring ${name}?`, "Its open alerts end; past alerts are retained.", "Remove")))
+    return;
   try {
     await send("DELETE", `channels/${part(name)}`);
-    toast(`${name} is no longer watched.`);
-    changed();
+    toast(`${name} is no longer monitored.`);
+    onChange();
   } catch (error) {
     toast(error.message, "error");
   }
 }
 
 function addChannel() {
-  const found = el("p.hint", { role: "status" });
+  const result = el("p.hint", { role: "status" });
   const url = el("input", {
     name: "url",
     required: true,
@@ -221,17 +222,17 @@ function addChannel() {
   });
   const test = button("Test this address", {}, async () => {
     test.disabled = true;
-    found.textContent = "Watching it for some seconds…";
+    result.textContent = "Testing it for a few seconds…";
     try {
-      found.textContent = describeTest(await send("POST", "channels/test", { url: url.value }));
+      result.textContent = describeTest(await send("POST", "channels/test", { url: url.value }));
     } catch (error) {
-      found.textContent = error.message;
+      result.textContent = error.message;
     }
     test.disabled = false;
   });
   formDialog(
     "Add a channel",
-    "It is written to the configuration and watched at once.",
+    "It is added to the configuration file, and monitoring starts at once.",
     [
       field(
         "Name",
@@ -258,7 +259,7 @@ function addChannel() {
         ),
       ),
       el("div.row", test),
-      found,
+      result,
     ],
     "Add",
     async (values) => {
@@ -268,9 +269,9 @@ function addChannel() {
   );
 }
 
-/** What a test of an address found, as one line: every value that it has, under its own name. */
-function describeTest(found) {
-  return Object.entries(found)
+/** The result of a test as one line: every value under its own name. */
+function describeTest(result) {
+  return Object.entries(result)
     .filter(([, value]) => ["string", "number"].includes(typeof value))
     .map(([name, value]) => `${name.replace(/_s$/, " (s)").replaceAll("_", " ")}: ${value}`)
     .join(" · ");
