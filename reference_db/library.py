@@ -132,7 +132,7 @@ class ReferenceLibrary:
                         tags=tags,
                         thumbnails=thumbnails,
                         progress=progress,
-                        index=keeper.settled,
+                        index=keeper.refresh_fully,
                     )
                 except StorageError:
                     raise

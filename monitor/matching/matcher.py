@@ -20,7 +20,7 @@ from monitor.matching.paths import AlignmentPath, PathTracker, TrackerState
 from monitor.matching.refining import refine
 from monitor.matching.stitching import Name, PathState, Scoring, SegmentState, SegmentView, Stitcher
 from monitor.matching.tiles import HALO, Band, BandState, Cut, MapRow, SimilarityTile, TileMaps
-from reference_db.search.feature_rows import NearRows, ReferenceRows
+from reference_db.search.feature_rows import CachedRows, ReferenceRows
 from reference_db.search.index import Hits, ReferenceIndex
 from reference_db.store.catalog import ReferenceId
 
@@ -82,7 +82,7 @@ class MatcherState:
 class _InUse:
     """A reference that a band or a segment names."""
 
-    rows: NearRows
+    rows: CachedRows
     informative: NDArray[np.bool_]
     features_sha256: str
 
@@ -350,4 +350,4 @@ def _gone(features: Mapping[ReferenceId, str], index: ReferenceIndex) -> set[Ref
 
 
 def _in_use(index: ReferenceIndex, place: int) -> _InUse:
-    return _InUse(NearRows(index.rows(place)), index.informative(place), index.references[place].features_sha256)
+    return _InUse(CachedRows(index.rows(place)), index.informative(place), index.references[place].features_sha256)

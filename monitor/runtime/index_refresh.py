@@ -53,7 +53,7 @@ async def follow(
                 worker.track(asking)
                 index = await asking
                 _swap(library, index, metrics)
-                if keeper.is_whole:
+                if keeper.is_complete:
                     metrics.process.index_checked_s = asked_at
                 problems.pop("index", None)
             except Exception as error:

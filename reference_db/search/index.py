@@ -1,10 +1,10 @@
-"""The index: all informative reference seconds of one generation of the library, searched by likeness.
+"""The index: all informative reference seconds of one generation of the library, searched by similarity.
 
-A generation is some parts (a large one, and small ones of what was added since) and which of their references are
-still there. It never changes once it is made; the keeper makes the next one beside it. What a row finds depends on
-the references alone, not on the rows searched with it nor on the part that a reference is in: equally similar seconds
-aside, a library gives the same hits before and after its parts are merged. In a large library that holds for as long
-as it has the same code book, which is learned once and kept with the large part.
+A generation consists of shards (a main one, and small ones of what was added since) and of the references in them that
+still exist. It is immutable; the keeper builds the next one beside it. The hits of a row depend on the references only,
+not on the rows searched with it nor on the shard of a reference: except for equally similar seconds, a library gives
+the same hits before and after its shards are merged. In a large library that holds as long as it has the same code
+book, which is trained once and stored with the main shard.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_db.errors import CatalogLocked, DamagedReference, EncoderMismatch, UnknownReference
-from reference_db.search.feature_rows import FeatureFolder, HeldRows, Key, ReferenceRows, RowSource
+from reference_db.search.feature_rows import FeatureFolder, Key, MemoryRows, ReferenceRows, RowSource
 from reference_db.search.index_shards import (
     LIST_SAMPLE,
     SHORTLIST,
@@ -30,8 +30,8 @@ from reference_db.search.index_shards import (
     Pair,
     ShardHits,
     key_of,
-    lists_for,
     merge_coded,
+    n_lists_for,
     single_threaded,
 )
 from reference_db.search.shard_files import ShardFiles
@@ -41,18 +41,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T", np.int32, np.float32)
 
-EXACT_ROWS = 50_000  # seconds up to which a library is searched exactly; at 100,000 that is eight times as slow
-AT_ONCE_ROWS = 40_000  # seconds that one refresh takes in, so that the first are found soon when many come
-MAX_PARTS = 8
-SMALL_ROWS = 20_000  # added or removed seconds that are never worth a merge by themselves
-ADDED_SHARE, REMOVED_SHARE = 1 / 8, 1 / 4  # of the large part, from which a merge is worth it
-OUTGROWN = 4  # a code book is learned anew when the library should have so many times its lists
-NAMED = 5  # how many references a message names before it only counts
+EXACT_ROWS = 50_000  # seconds up to which a library is searched exactly; at 100,000 that is eight times slower
+REFRESH_ROWS = 40_000  # seconds that one refresh adds, so that the first of many are found soon
+MAX_ADDED_SHARDS = 8  # then they are merged into one
+SMALL_ROWS = 20_000  # fewer added or removed seconds are never worth a merge
+ADDED_SHARE, REMOVED_SHARE = 1 / 8, 1 / 4  # of the main shard, from which a merge is worth its cost
+RETRAIN_FACTOR = 4  # the code book is trained again when the library needs this many times its lists
+MAX_NAMED = 5  # references that a message names; the others are counted
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hits:
-    """The most similar reference seconds of each row, the best first; reference -1 where there were no more."""
+    """The most similar reference seconds of each row, the best first; then reference -1."""
 
     reference: NDArray[np.int32]  # [n, k] index into ReferenceIndex.references
     second: NDArray[np.int32]  # [n, k] second of that reference
@@ -60,32 +60,32 @@ class Hits:
 
 
 class ReferenceIndex:
-    """All references of one generation; read-only and safe in any thread."""
+    """All references of one generation; immutable and thread-safe."""
 
     def __init__(
         self,
         references: Sequence[Reference],
         generation: int,
-        parts: Sequence[IndexShard],
+        shards: Sequence[IndexShard],
         source: RowSource,
         damaged: Mapping[ReferenceId, str] | None = None,
     ) -> None:
         self.references = tuple(references)
         self.generation = generation
-        self.damaged = dict(damaged or {})  # references that are left out, each with what is wrong
-        self.parts = tuple(parts)
+        self.damaged = dict(damaged or {})  # references that are not searched, each with its fault
+        self.shards = tuple(shards)
         self._source = source
         self._places = {reference.id: i for i, reference in enumerate(self.references)}
         self._keys = [key_of(reference) for reference in self.references]
-        self._standing = [self._places_of(part) for part in self.parts]
-        self._exact = all(isinstance(part, FlatShard) for part in self.parts)
+        self._places_by_shard = [self._places_of(shard) for shard in self.shards]
+        self._exact = all(isinstance(shard, FlatShard) for shard in self.shards)
         self._n_rows = sum(reference.n_seconds - reference.n_uninformative for reference in self.references)
 
     @classmethod
     def build(cls, catalog: Catalog, encoder_id: str) -> "ReferenceIndex":
-        """The catalogue's references as they are now; EncoderMismatch where another encoder made some of them.
+        """The index of the catalogue's current references; EncoderMismatch if another encoder made some of them.
 
-        A damaged one is left out and named in `damaged`.
+        Damaged ones are listed in `damaged` and not searched.
         """
         return IndexKeeper(catalog.data_dir, encoder_id).refresh()
 
@@ -93,11 +93,11 @@ class ReferenceIndex:
     def from_features(
         cls, pairs: Sequence[tuple[Reference, ReferenceFeatures]], generation: int = 0
     ) -> "ReferenceIndex":
-        """An index of references at hand."""
-        return cls([reference for reference, _ in pairs], generation, [FlatShard.of(pairs)], HeldRows(pairs))
+        """An index of references in memory."""
+        return cls([reference for reference, _ in pairs], generation, [FlatShard.build(pairs)], MemoryRows(pairs))
 
     def __len__(self) -> int:
-        """How many seconds can be found."""
+        """The number of searchable seconds."""
         return self._n_rows
 
     def search(self, rows: NDArray[np.float32], k: int) -> Hits:
@@ -110,26 +110,26 @@ class ReferenceIndex:
         )
 
     def place(self, reference: ReferenceId) -> int | None:
-        """Which of `references` has this id; None where none has, or where it was removed just now."""
+        """Which of `references` has this id; None if none has, or if its file was just removed."""
         place = self._places.get(reference)
         return place if place is not None and self._source.has(self.references[place]) else None
 
     def rows(self, i: int) -> ReferenceRows:
-        """The feature rows [n, 512] of reference i, the uninformative too, as long as `place` tells it."""
+        """The feature rows [n, 512] of reference i, uninformative ones included; `place` must have returned i."""
         return self._source.rows(self.references[i])
 
     def informative(self, i: int) -> NDArray[np.bool_]:
-        """Which seconds of reference i can be found."""
+        """Which seconds of reference i are searchable."""
         return self._source.informative(self.references[i])
 
-    def stands(self, n: int) -> NDArray[np.bool_]:
-        """Which references of part n are still there."""
-        return self._standing[n][:-1] >= 0
+    def is_present(self, n: int) -> NDArray[np.bool_]:
+        """Which references of shard n belong to this generation."""
+        return self._places_by_shard[n][:-1] >= 0
 
-    def _places_of(self, part: IndexShard) -> NDArray[np.int64]:
-        """The place in this generation of each of the part's references, -1 where it is gone or another has its id."""
-        places = np.full(len(part.keys) + 1, -1, np.int64)  # one more, for a part without any
-        for n, key in enumerate(part.keys):
+    def _places_of(self, shard: IndexShard) -> NDArray[np.int64]:
+        """The place in this generation of each of the shard's references, -1 if it was removed or replaced."""
+        places = np.full(len(shard.keys) + 1, -1, np.int64)  # one more, for a shard without any
+        for n, key in enumerate(shard.keys):
             place = None if key is None else self._places.get(key[0])
             if place is not None and self._keys[place] == key:
                 places[n] = place
@@ -137,27 +137,32 @@ class ReferenceIndex:
 
     def _search(self, row: NDArray[np.float32], k: int) -> ShardHits:
         n = k if self._exact else max(k, SHORTLIST)
-        found = [self._alive(part, places, row, n) for part, places in zip(self.parts, self._standing, strict=True)]
+        found = [
+            self._search_shard(shard, places, row, n)
+            for shard, places in zip(self.shards, self._places_by_shard, strict=True)
+        ]
         best = found[0] if len(found) == 1 else _best(found, n)
-        return best if self._exact else self._ranked_again(best, row, k)
+        return best if self._exact else self._rerank(best, row, k)
 
-    def _alive(self, part: IndexShard, places: NDArray[np.int64], row: NDArray[np.float32], n: int) -> ShardHits:
-        """What the part finds among its references that are still there; asks for more where others are in the way."""
-        asked = n
+    def _search_shard(
+        self, shard: IndexShard, places: NDArray[np.int64], row: NDArray[np.float32], n: int
+    ) -> ShardHits:
+        """The shard's n best hits among the references of this generation; searches deeper if others displace them."""
+        n_requested = n
         while True:
-            found = part.search(row, asked)
+            found = shard.search(row, n_requested)
             place = places[found.place]
-            alive = place >= 0
-            n_alive = np.count_nonzero(alive)
-            if n_alive == len(alive):
+            is_present = place >= 0
+            n_present = np.count_nonzero(is_present)
+            if n_present == len(is_present):
                 return ShardHits(found.similarity[:n], place[:n], found.second[:n])
-            if n_alive >= n or len(place) < asked or asked >= len(part):
-                kept = np.flatnonzero(alive)[:n]
-                return ShardHits(found.similarity[kept], place[kept], found.second[kept])
-            asked = min(4 * asked, len(part))
+            if n_present >= n or len(place) < n_requested or n_requested >= len(shard):
+                first = np.flatnonzero(is_present)[:n]
+                return ShardHits(found.similarity[first], place[first], found.second[first])
+            n_requested = min(4 * n_requested, len(shard))
 
-    def _ranked_again(self, found: ShardHits, row: NDArray[np.float32], k: int) -> ShardHits:
-        """The k best of these by their features themselves; of equal ones in the order of the library."""
+    def _rerank(self, found: ShardHits, row: NDArray[np.float32], k: int) -> ShardHits:
+        """The k best of these by their features themselves; ties in the order of the library."""
         keys = [self._keys[place] for place in found.place.tolist()]
         similarity = self._source.similarity(row, keys, found.second.tolist())
         best = np.lexsort((found.second, found.place, -similarity))[:k]
@@ -165,10 +170,10 @@ class ReferenceIndex:
 
 
 class IndexKeeper:
-    """The index of one library, from generation to generation; `refresh` and `compact` may run in two threads.
+    """The index of one library, generation after generation; `refresh` and `compact` may run in two threads.
 
-    New references join as a small part of their own and removed ones are merely left out, so neither makes the large
-    part anew; `compact` merges parts once it is worth it, while the old ones go on being searched.
+    New references become a small shard of their own and removed ones are merely skipped, so neither rebuilds the main
+    shard; `compact` merges shards once it is worth its cost, while the old ones are still searched.
     """
 
     def __init__(self, data_dir: Path, encoder_id: str, *, exact_rows: int = EXACT_ROWS) -> None:
@@ -178,42 +183,42 @@ class IndexKeeper:
         self._files = ShardFiles(data_dir / "index", encoder_id)
         self._source = FeatureFolder(data_dir / "features")
         self._lock = threading.RLock()
-        self._parts: list[IndexShard] = []
-        self._damaged: dict[Key, str] = {}  # references whose features were found damaged
+        self._shards: list[IndexShard] = []
+        self._damaged: dict[Key, str] = {}  # references with damaged features
         self._current: ReferenceIndex | None = None
-        self._made_of = (0, "")  # generation and tally of the catalogue that the current index was made of
-        self._is_whole = False  # whether the current generation has all that the catalogue had
+        self._built_from = (0, "")  # the catalogue's generation and checksum of the current index
+        self._is_complete = False
 
     def refresh(self) -> ReferenceIndex:
-        """The newest generation; the same object as before where nothing changed.
+        """The newest generation; the same object as before if nothing changed.
 
-        Raises EncoderMismatch where another encoder made some references, and StorageError.
+        Raises EncoderMismatch if another encoder made some references, and StorageError.
         """
-        was_there = self._current is not None and self._current.generation != 0
-        with self._lock, Catalog.open(self._data_dir, must_exist=was_there) as catalog:
-            of_now = (catalog.generation(), catalog.checksum())
-            if self._current is not None and self._is_whole and of_now == self._made_of:
+        existed = self._current is not None and self._current.generation != 0
+        with self._lock, Catalog.open(self._data_dir, must_exist=existed) as catalog:
+            version = (catalog.generation(), catalog.checksum())
+            if self._current is not None and self._is_complete and version == self._built_from:
                 return self._current
             contents = self._contents(catalog)
             if self._current is None and _n_rows(contents.references) > self._exact_rows:
-                self._parts = [self._large(catalog, contents)]
-            self._recover(catalog, contents)
-            self._take_in(catalog, contents, None if self._current is None else AT_ONCE_ROWS)
+                self._shards = [self._load_main(catalog, contents)]
+            self._recheck_damaged(catalog, contents)
+            self._add_new(catalog, contents, None if self._current is None else REFRESH_ROWS)
             return self._publish(contents)
 
     @property
-    def is_whole(self) -> bool:
-        """Whether the newest generation has all that the catalogue had when it was last read."""
-        return self._is_whole
+    def is_complete(self) -> bool:
+        """Whether the newest generation has all references that the catalogue had when it was last read."""
+        return self._is_complete
 
     @property
     def wants_compaction(self) -> bool:
-        """Whether merging parts is worth its cost now."""
+        """Whether merging shards is worth its cost now."""
         with self._lock:
             return self._plan() is not None
 
     def compact(self) -> ReferenceIndex | None:
-        """A generation of the same references with fewer parts, made aside; None where it is not worth it now.
+        """A generation of the same references with fewer shards, built in the background; None if not worth its cost.
 
         Only one process of a library does it at a time.
         """
@@ -224,28 +229,28 @@ class IndexKeeper:
         with self._files.locked() as ours:
             if not ours:
                 return None
-            return self._swapped(self._made_anew() if plan == "learn" else self._merged(plan, index))
+            return self._replace_shards(self._rebuild() if plan == "rebuild" else self._merge(plan, index))
 
-    def settled(self) -> ReferenceIndex:
-        """The newest generation with all that is there, its parts merged where it is worth it: for who can wait."""
+    def refresh_fully(self) -> ReferenceIndex:
+        """The newest generation with all references, compacted if worth its cost; takes longer than `refresh`."""
         index = self.refresh()
-        while not self._is_whole:
+        while not self._is_complete:
             index = self.refresh()
         return self.compact() or index
 
     def reindex(self) -> ReferenceIndex:
-        """The index made anew from the features, a large one with a code book learned anew; StorageError if busy."""
+        """The index rebuilt from the features, a large one with a new code book; CatalogLocked if busy."""
         with self._files.locked() as ours:
             if not ours:
                 raise CatalogLocked(f"Another process is writing the index in {self._files.folder}; try again later.")
-            return self._swapped(self._made_anew())
+            return self._replace_shards(self._rebuild())
 
-    def _swapped(self, parts: list[IndexShard]) -> ReferenceIndex:
-        """The generation of these parts and of what came while they were made."""
+    def _replace_shards(self, shards: list[IndexShard]) -> ReferenceIndex:
+        """A generation of these shards and of the references added while they were built."""
         with self._lock, Catalog.open(self._data_dir) as catalog:
             contents = self._contents(catalog)
-            self._parts = parts
-            self._take_in(catalog, contents, None)
+            self._shards = shards
+            self._add_new(catalog, contents, None)
             return self._publish(contents)
 
     # --- from catalogue to generation ---------------------------------------------------------------------------------
@@ -256,29 +261,31 @@ class IndexKeeper:
             logger.error("the catalogue is damaged: %s; run `copywatch refs verify --repair`", contents.problem)
         foreign = [reference.id for reference in contents.references if reference.encoder_id != self._encoder_id]
         if foreign:
-            names = ", ".join(foreign[:NAMED]) + (f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else "")
+            names = ", ".join(foreign[:MAX_NAMED]) + (
+                f" and {len(foreign) - MAX_NAMED} more" if len(foreign) > MAX_NAMED else ""
+            )
             raise EncoderMismatch(
                 f"Another encoder made the features of {names}; run `copywatch refs add FILE` again with the video of "
                 f"each, which replaces them by this encoder's ({self._encoder_id}), or `copywatch refs rm ID`."
             )
         return contents
 
-    def _take_in(self, catalog: Catalog, contents: Contents, at_most: int | None) -> None:
-        """Adds a part of the references that no part has yet, the oldest first."""
-        held = self._held() | self._damaged.keys()
-        new = _in_order(reference for reference in contents.references if key_of(reference) not in held)
-        taken, n_rows = 0, 0
-        while taken < len(new) and (at_most is None or not taken or n_rows + new[taken].n_seconds <= at_most):
-            n_rows += new[taken].n_seconds
-            taken += 1
-        self._is_whole = taken == len(new)
-        if taken:
-            pairs = self._pairs(catalog, new[:taken])
-            book = next((part.book for part in self._parts if isinstance(part, CodedShard)), None)
-            self._parts = [*self._parts, FlatShard.of(pairs) if book is None else book.encoded(pairs)]
+    def _add_new(self, catalog: Catalog, contents: Contents, max_rows: int | None) -> None:
+        """Adds a shard of the references that no shard has yet, the oldest first."""
+        known = self._indexed() | self._damaged.keys()
+        new = _by_age(reference for reference in contents.references if key_of(reference) not in known)
+        n_added, n_rows = 0, 0
+        while n_added < len(new) and (max_rows is None or not n_added or n_rows + new[n_added].n_seconds <= max_rows):
+            n_rows += new[n_added].n_seconds
+            n_added += 1
+        self._is_complete = n_added == len(new)
+        if n_added:
+            pairs = self._pairs(catalog, new[:n_added])
+            book = next((shard.book for shard in self._shards if isinstance(shard, CodedShard)), None)
+            self._shards = [*self._shards, FlatShard.build(pairs) if book is None else book.encode(pairs)]
 
     def _pairs(self, catalog: Catalog, references: Sequence[Reference]) -> Iterator[Pair]:
-        """Each reference with its features; a damaged one is remembered, one that is gone meanwhile is left out."""
+        """Each reference with its features; records damaged ones, skips those removed meanwhile."""
         for reference in references:
             try:
                 yield reference, catalog.exact_features(reference)
@@ -287,101 +294,101 @@ class IndexKeeper:
             except DamagedReference as error:
                 self._damaged[key_of(reference)] = error.what
 
-    def _recover(self, catalog: Catalog, contents: Contents) -> None:
-        """Forgets the damage of references that are gone or whole again."""
+    def _recheck_damaged(self, catalog: Catalog, contents: Contents) -> None:
+        """Reads the damaged references again and forgets those that were removed or repaired."""
         damaged = [reference for reference in contents.references if key_of(reference) in self._damaged]
         self._damaged = {}
         for _ in self._pairs(catalog, damaged):
             pass
 
     def _publish(self, contents: Contents) -> ReferenceIndex:
-        held = self._held() - self._damaged.keys()
+        indexed = self._indexed() - self._damaged.keys()
         damaged = dict(contents.damaged)
         damaged |= {r.id: self._damaged[key_of(r)] for r in contents.references if key_of(r) in self._damaged}
-        references = [reference for reference in contents.references if key_of(reference) in held]
-        generation = contents.generation if self._is_whole or self._current is None else self._current.generation
-        if 0 <= contents.generation < self._made_of[0]:
+        references = [reference for reference in contents.references if key_of(reference) in indexed]
+        generation = contents.generation if self._is_complete or self._current is None else self._current.generation
+        if 0 <= contents.generation < self._built_from[0]:
             logger.warning(
-                "the library went back from generation %d to %d, as by a backup; what it has no more is not searched",
-                self._made_of[0],
+                "the library went back from generation %d to %d, as after a restore; lost references are not searched",
+                self._built_from[0],
                 contents.generation,
             )
-        self._made_of = (contents.generation, contents.checksum)
-        self._source.keep_open({key_of(reference) for reference in references})
-        self._current = ReferenceIndex(references, generation, self._parts, self._source, damaged)
+        self._built_from = (contents.generation, contents.checksum)
+        self._source.close_except({key_of(reference) for reference in references})
+        self._current = ReferenceIndex(references, generation, self._shards, self._source, damaged)
         return self._current
 
-    def _held(self) -> set[Key]:
-        return {key for part in self._parts for key in part.keys if key is not None}
+    def _indexed(self) -> set[Key]:
+        return {key for shard in self._shards for key in shard.keys if key is not None}
 
-    # --- the large part -----------------------------------------------------------------------------------------------
+    # --- the main shard -----------------------------------------------------------------------------------------------
 
-    def _large(self, catalog: Catalog, contents: Contents) -> CodedShard:
-        """The large part from disk, the features of its references verified; made again where there is none."""
-        part = self._files.read()
-        if part is None:
+    def _load_main(self, catalog: Catalog, contents: Contents) -> CodedShard:
+        """The main shard from disk, the features of its references verified; built if there is none."""
+        shard = self._files.read()
+        if shard is None:
             with self._files.locked() as ours:
-                part = self._made(catalog, contents)
-                return self._files.write(part) if ours else part
-        held = {key for key in part.keys if key is not None}
+                shard = self._build_main(catalog, contents)
+                return self._files.write(shard) if ours else shard
+        indexed = {key for key in shard.keys if key is not None}
         for reference in contents.references:
-            if key_of(reference) in held and (what := _damage(catalog.features_path(reference), reference)):
-                self._damaged[key_of(reference)] = what
-        return part
+            if key_of(reference) in indexed and (fault := _file_fault(catalog.features_path(reference), reference)):
+                self._damaged[key_of(reference)] = fault
+        return shard
 
-    def _made(self, catalog: Catalog, contents: Contents) -> CodedShard:
-        """The large part, learned and made from the features of all references."""
-        references = _in_order(contents.references)
+    def _build_main(self, catalog: Catalog, contents: Contents) -> CodedShard:
+        """The main shard, trained on and built from the features of all references."""
+        references = _by_age(contents.references)
         n_rows = _n_rows(references)
-        logger.info("making the index of %d references, %d s; this takes a while", len(references), n_rows)
-        every = max(1, n_rows // (LIST_SAMPLE * lists_for(n_rows)))
-        sample, n_seen = [], 0
+        logger.info("building the index of %d references, %d s; this may take a while", len(references), n_rows)
+        every = max(1, n_rows // (LIST_SAMPLE * n_lists_for(n_rows)))
+        sample, n_read = [], 0
         for _, features in self._pairs(catalog, references):
             rows = features.rows[features.informative]
-            sample.append(rows[(-n_seen) % every :: every].copy())  # a view would keep all of them
-            n_seen += len(rows)
-        book = CodeBook.learned(np.concatenate(sample).astype(np.float32), n_rows)
-        return book.encoded(self._pairs(catalog, references))
+            sample.append(rows[(-n_read) % every :: every].copy())  # a view would hold all rows in memory
+            n_read += len(rows)
+        book = CodeBook.train(np.concatenate(sample).astype(np.float32), n_rows)
+        return book.encode(self._pairs(catalog, references))
 
     def _plan(self) -> str | None:
-        """What is worth doing: begin anew with another code book or none, merge all parts, fold the small ones."""
+        """What is worth its cost: "rebuild" (another code book or none), "merge" all shards, "fold" the small ones."""
         index = self._current
-        if index is None or not index.parts:
+        if index is None or not index.shards:
             return None
-        main, added = index.parts[0], index.parts[1:]
-        n_removed = sum(map(len, index.parts)) - len(index)
+        main, added = index.shards[0], index.shards[1:]
+        n_removed = sum(map(len, index.shards)) - len(index)
         if isinstance(main, CodedShard):
-            if len(index) <= self._exact_rows // 2 or lists_for(len(index)) > OUTGROWN * main.book.n_lists:
-                return "learn"
+            if len(index) <= self._exact_rows // 2 or n_lists_for(len(index)) > RETRAIN_FACTOR * main.book.n_lists:
+                return "rebuild"
         elif len(index) > self._exact_rows:
-            return "learn"
+            return "rebuild"
         if sum(map(len, added)) > max(SMALL_ROWS, ADDED_SHARE * len(main)):
             return "merge"
         if n_removed > max(SMALL_ROWS, REMOVED_SHARE * len(main)):
             return "merge"
-        return "fold" if len(added) >= MAX_PARTS else None
+        return "fold" if len(added) >= MAX_ADDED_SHARDS else None
 
-    def _merged(self, plan: str, index: ReferenceIndex) -> list[IndexShard]:
+    def _merge(self, plan: str, index: ReferenceIndex) -> list[IndexShard]:
         single_threaded()
         first = 1 if plan == "fold" else 0
-        keep = [index.stands(n) for n in range(first, len(index.parts))]
-        flat = [part for part in index.parts[first:] if isinstance(part, FlatShard)]
-        coded = [part for part in index.parts[first:] if isinstance(part, CodedShard)]
+        keep = [index.is_present(n) for n in range(first, len(index.shards))]
+        flat = [shard for shard in index.shards[first:] if isinstance(shard, FlatShard)]
+        coded = [shard for shard in index.shards[first:] if isinstance(shard, CodedShard)]
         if flat:
-            return [*index.parts[:first], FlatShard.merged(flat, keep)]
+            return [*index.shards[:first], FlatShard.merge(flat, keep)]
         merged = merge_coded(coded, keep)
-        return [*index.parts[:first], merged if first else self._files.write(merged)]
+        return [*index.shards[:first], merged if first else self._files.write(merged)]
 
-    def _made_anew(self) -> list[IndexShard]:
+    def _rebuild(self) -> list[IndexShard]:
         with Catalog.open(self._data_dir) as catalog:
             contents = self._contents(catalog)
             if _n_rows(contents.references) > self._exact_rows:
-                return [self._files.write(self._made(catalog, contents))]
-            return [FlatShard.of(self._pairs(catalog, _in_order(contents.references)))]
+                return [self._files.write(self._build_main(catalog, contents))]
+            return [FlatShard.build(self._pairs(catalog, _by_age(contents.references)))]
 
 
 def _table(rows: Sequence[NDArray[Any]], k: int, kind: type[T]) -> NDArray[T]:
-    """The rows below each other, each made k long by -1."""
+    """The rows as a matrix with k columns, padded with -1."""
     if all(len(row) == k for row in rows):
         return np.array(rows, kind).reshape(-1, k)
     table = np.full((len(rows), k), -1, kind)
@@ -391,7 +398,7 @@ def _table(rows: Sequence[NDArray[Any]], k: int, kind: type[T]) -> NDArray[T]:
 
 
 def _best(found: Sequence[ShardHits], n: int) -> ShardHits:
-    """The n most similar seconds of all parts."""
+    """The n most similar seconds of all shards."""
     similarity = np.concatenate([np.empty(0, np.float32), *(one.similarity for one in found)])
     place = np.concatenate([np.empty(0, np.int64), *(one.place for one in found)])
     second = np.concatenate([np.empty(0, np.int64), *(one.second for one in found)])
@@ -403,13 +410,13 @@ def _n_rows(references: Sequence[Reference]) -> int:
     return sum(reference.n_seconds - reference.n_uninformative for reference in references)
 
 
-def _in_order(references: Iterable[Reference]) -> list[Reference]:
-    """As they were added: of seconds that are equally similar, the older reference's come first."""
+def _by_age(references: Iterable[Reference]) -> list[Reference]:
+    """The oldest first: of equally similar seconds, the older reference's are found first."""
     return sorted(references, key=lambda reference: (reference.added_at, reference.id))
 
 
-def _damage(path: Path, reference: Reference) -> str | None:
-    """What is wrong with a feature file, if anything."""
+def _file_fault(path: Path, reference: Reference) -> str | None:
+    """The fault of a feature file, if any."""
     try:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == reference.features_sha256:

@@ -1,10 +1,10 @@
-"""Parts of an index: the informative seconds of some references, searchable, never changed once made.
+"""Shards of an index: the informative seconds of some references, searchable and immutable.
 
-A small library is searched exactly. A large one is searched by codes of 64 bytes a second (RaBitQ: one bit for each
-of the 512 numbers, of a row turned so that no number matters more than another) in lists of like seconds, of which a
-row looks through those nearest to it; what is found is a shortlist, to be ranked again by the features themselves.
-Every part of a large library has the same code book, so a second's code and list do not depend on the part it is in,
-and parts can be merged without being made again.
+A small library is searched exactly. A large one is searched by codes of 64 bytes per second (RaBitQ: one bit for each
+of the 512 numbers of a rotated row, so that all bits matter equally) in inverted lists of similar seconds; a search
+reads the lists nearest to its row. Its result is a shortlist that is re-ranked by the features themselves. All shards
+of a large library share one code book, so a second's code and list do not depend on its shard, and shards can be merged
+without encoding again.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 from reference_db.search.feature_rows import Key
 from reference_db.store.references import FEATURE_SIZE, Reference, ReferenceFeatures
 
-_faiss: Any = faiss  # its types know only a part of it
+_faiss: Any = faiss  # its type stubs are incomplete
 
-SHORTLIST = 40  # seconds that are ranked again by their features
-LIST_ROWS = 1024  # seconds in a list, about
+SHORTLIST = 40  # seconds that are re-ranked by their features
+LIST_ROWS = 1024  # approximate seconds per list
 MIN_LISTS, MAX_LISTS = 64, 32768
-LISTS_READ = 192  # of 1,024 lists, that a row looks through; of more lists more, by their number's eighth root
-LIST_SAMPLE = 32  # seconds per list that the code book is learned from
-LEARNING_ROUNDS = 8
-BLOCK_ROWS = 1 << 15  # rows compared at once while learning
+LISTS_READ = 192  # lists that a search reads of 1,024; grows with the eighth root of their number
+LIST_SAMPLE = 32  # seconds per list that the code book is trained on
+TRAINING_ROUNDS = 8
+BLOCK_ROWS = 1 << 15  # rows compared at once in training
 QUERY_BITS = 8
-SECOND_BITS = 32  # a row's number is its reference's place in the part, then its second
+SECOND_BITS = 32  # a row's number is its reference's place in the shard, then its second
 
 Pair = tuple[Reference, ReferenceFeatures]
 
@@ -42,15 +42,15 @@ def key_of(reference: Reference) -> Key:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardHits:
-    """The most similar seconds of one part, the best first."""
+    """The most similar seconds of one shard, the best first."""
 
     similarity: NDArray[np.float32]
-    place: NDArray[np.int64]  # of the reference in the part
+    place: NDArray[np.int64]  # of the reference in the shard
     second: NDArray[np.int64]
 
 
 class IndexShard(Protocol):
-    """Some references' seconds; `keys` tells which, and None where a merge took one out."""
+    """Some references' seconds; `keys` identifies them, None where a merge removed one."""
 
     @property
     def keys(self) -> tuple[Key | None, ...]: ...
@@ -61,14 +61,14 @@ class IndexShard(Protocol):
 
 
 def single_threaded() -> None:
-    """Makes FAISS compute in the calling thread alone, and every row as if it were the only one."""
-    faiss.omp_set_num_threads(1)  # it holds for the calling thread only
+    """Makes FAISS compute in the calling thread only, and each row independently of the others."""
+    faiss.omp_set_num_threads(1)  # applies to the calling thread only
     # Batches of 20 and more would go through BLAS, whose sums depend on the size of the batch.
     faiss.cvar.distance_compute_blas_threshold = 1 << 30
 
 
 class FlatShard:
-    """Seconds that are compared one by one."""
+    """Seconds as they are, searched exactly."""
 
     def __init__(self, keys: tuple[Key, ...], flat: Any, numbers: NDArray[np.int64]) -> None:
         self.keys = keys
@@ -76,8 +76,8 @@ class FlatShard:
         self._numbers = numbers
 
     @classmethod
-    def of(cls, pairs: Iterable[Pair]) -> FlatShard:
-        """The part of these references, in this order."""
+    def build(cls, pairs: Iterable[Pair]) -> FlatShard:
+        """A shard of these references, in this order."""
         keys: list[Key] = []
         numbers, flat = [np.empty(0, np.int64)], faiss.IndexFlatIP(FEATURE_SIZE)
         for reference, features in pairs:
@@ -88,18 +88,18 @@ class FlatShard:
         return cls(tuple(keys), flat, np.concatenate(numbers))
 
     @classmethod
-    def merged(cls, parts: Sequence[FlatShard], keep: Sequence[NDArray[np.bool_]]) -> FlatShard:
-        """One part of those references of the parts that are to be kept."""
+    def merge(cls, shards: Sequence[FlatShard], keep: Sequence[NDArray[np.bool_]]) -> FlatShard:
+        """One shard of the references to keep of these shards."""
         keys: list[Key] = []
         numbers, flat = [np.empty(0, np.int64)], faiss.IndexFlatIP(FEATURE_SIZE)
-        for part, kept in zip(parts, keep, strict=True):
-            place = part._numbers >> SECOND_BITS
-            new_place = np.cumsum(kept) - 1 + len(keys)
-            rows = np.flatnonzero(kept[place])
+        for shard, is_present in zip(shards, keep, strict=True):
+            place = shard._numbers >> SECOND_BITS
+            new_place = np.cumsum(is_present) - 1 + len(keys)
+            rows = np.flatnonzero(is_present[place])
             if len(rows):
-                flat.add(part._flat.reconstruct_n(0, len(part))[rows])
-            numbers.append((new_place[place[rows]] << SECOND_BITS) | _second(part._numbers[rows]))
-            keys += [key for key, is_kept in zip(part.keys, kept, strict=True) if is_kept]
+                flat.add(shard._flat.reconstruct_n(0, len(shard))[rows])
+            numbers.append((new_place[place[rows]] << SECOND_BITS) | _second(shard._numbers[rows]))
+            keys += [key for key, present in zip(shard.keys, is_present, strict=True) if present]
         return cls(tuple(keys), flat, np.concatenate(numbers))
 
     def __len__(self) -> int:
@@ -108,61 +108,61 @@ class FlatShard:
     def search(self, row: NDArray[np.float32], n: int) -> ShardHits:
         """The n most similar seconds, with their similarity."""
         if not len(self):
-            return _found(np.empty(0, np.float32), np.empty(0, np.int64))
+            return _hits(np.empty(0, np.float32), np.empty(0, np.int64))
         single_threaded()
         similarity, rows = self._flat.search(row[None], min(n, len(self)))
-        return _found(similarity[0], self._numbers[rows[0]])
+        return _hits(similarity[0], self._numbers[rows[0]])
 
 
 class CodeBook:
-    """How rows become codes, and which list each belongs to; learned once from a sample of the library."""
+    """Assigns rows to lists and encodes them; trained once on a sample of the library."""
 
     def __init__(self, quantizer: Any, owner: Any) -> None:
-        self._quantizer = quantizer  # which list a row belongs to; all parts share it
-        self._owner = owner  # what must not be freed while it is in use
+        self._quantizer = quantizer  # finds the list of a row; all shards share it
+        self._owner = owner  # owns the quantizer's memory
         self.n_lists = int(quantizer.ntotal)
         n_groups = _faiss.downcast_index(quantizer).nlist
-        self.reading = _faiss.SearchParametersIVF(
+        self.search_parameters = _faiss.SearchParametersIVF(
             nprobe=min(self.n_lists, round(LISTS_READ * (self.n_lists / 1024) ** 0.125)),
             quantizer_params=_faiss.SearchParametersIVF(nprobe=max(32, n_groups // 2)),
         )
 
     @classmethod
-    def learned(cls, rows: NDArray[np.float32], n_rows: int) -> CodeBook:
-        """A code book for some `n_rows` seconds like these rows [n, 512]."""
-        n_lists = lists_for(n_rows)
+    def train(cls, rows: NDArray[np.float32], n_rows: int) -> CodeBook:
+        """A code book for about `n_rows` seconds, trained on these rows [n, 512]."""
+        n_lists = n_lists_for(n_rows)
         n_groups = 1 << ((n_lists.bit_length()) // 2)
-        sample = turned(rows)
-        groups, owner = _clusters(sample, n_groups)
+        sample = rotate(rows)
+        groups, owner = _cluster(sample, n_groups)
         share = np.maximum(1, np.bincount(owner, minlength=n_groups) * (n_lists - n_groups) // len(sample) + 1)
         leaves = np.concatenate(
-            [_clusters(sample[owner == g], int(share[g]))[0] for g in range(n_groups) if (owner == g).any()]
+            [_cluster(sample[owner == g], int(share[g]))[0] for g in range(n_groups) if (owner == g).any()]
         )
         single_threaded()
         top = faiss.IndexFlatIP(FEATURE_SIZE)
         top.add(groups)
         quantizer = faiss.IndexIVFFlat(top, FEATURE_SIZE, n_groups, faiss.METRIC_INNER_PRODUCT)
         quantizer.is_trained = True
-        quantizer.nprobe = max(8, n_groups // 8)  # groups of lists in which a new row's own is looked for
+        quantizer.nprobe = max(8, n_groups // 8)  # groups of lists searched for a new row's list
         quantizer.add(leaves)
         quantizer.make_direct_map()
         return cls(quantizer, top)
 
-    def encoded(self, pairs: Iterable[Pair]) -> CodedShard:
-        """The part of these references, in this order."""
+    def encode(self, pairs: Iterable[Pair]) -> CodedShard:
+        """A shard of these references, in this order."""
         single_threaded()
-        index = self.empty()
+        index = self.empty_index()
         keys: list[Key] = []
         for reference, features in pairs:
             seconds = np.flatnonzero(features.informative)
             if len(seconds):
-                rows = turned(features.rows[seconds].astype(np.float32))
+                rows = rotate(features.rows[seconds].astype(np.float32))
                 index.add_with_ids(rows, seconds + (len(keys) << SECOND_BITS))
             keys.append(key_of(reference))
         return CodedShard(self, tuple(keys), index)
 
-    def empty(self) -> Any:
-        """A FAISS index of this code book, without rows."""
+    def empty_index(self) -> Any:
+        """A FAISS index with this code book and no rows."""
         index = faiss.IndexIVFRaBitQFastScan(
             self._quantizer, FEATURE_SIZE, self.n_lists, faiss.METRIC_INNER_PRODUCT, 32, True, 1
         )
@@ -172,7 +172,7 @@ class CodeBook:
 
 
 class CodedShard:
-    """Seconds as codes in lists; what it finds is by an estimate of the similarity."""
+    """Seconds as codes in inverted lists, searched by an estimate of the similarity."""
 
     def __init__(self, book: CodeBook, keys: tuple[Key | None, ...], index: Any) -> None:
         self.book = book
@@ -183,19 +183,19 @@ class CodedShard:
         return int(self.index.ntotal)
 
     def search(self, row: NDArray[np.float32], n: int) -> ShardHits:
-        """The n seconds that seem most similar, with the estimate."""
+        """The n seconds with the highest estimates."""
         single_threaded()
-        similarity, numbers = self.index.search(turned(row[None]), n, params=self.book.reading)
-        n_found = n if numbers[0, -1] >= 0 else int(np.count_nonzero(numbers[0] >= 0))  # -1 where there are no more
-        return _found(similarity[0, :n_found], numbers[0, :n_found])
+        similarity, numbers = self.index.search(rotate(row[None]), n, params=self.book.search_parameters)
+        n_found = n if numbers[0, -1] >= 0 else int(np.count_nonzero(numbers[0] >= 0))  # then -1
+        return _hits(similarity[0, :n_found], numbers[0, :n_found])
 
 
-def merge_coded(parts: Sequence[CodedShard], keep: Sequence[NDArray[np.bool_]]) -> CodedShard:
-    """One part of all these, which stay as they are; of references that are not kept the place is left empty."""
-    index, keys = _faiss.clone_index(parts[0].index), list(parts[0].keys)
-    for part in parts[1:]:
-        index.merge_from(faiss.clone_index(part.index), len(keys) << SECOND_BITS)
-        keys += part.keys
+def merge_coded(shards: Sequence[CodedShard], keep: Sequence[NDArray[np.bool_]]) -> CodedShard:
+    """One new shard of all these; the places of references that are not to be kept stay empty."""
+    index, keys = _faiss.clone_index(shards[0].index), list(shards[0].keys)
+    for shard in shards[1:]:
+        index.merge_from(faiss.clone_index(shard.index), len(keys) << SECOND_BITS)
+        keys += shard.keys
     for place in np.flatnonzero(~np.concatenate(list(keep))).tolist():
         if keys[place] is not None:
             index.remove_ids(faiss.IDSelectorRange(place << SECOND_BITS, (place + 1) << SECOND_BITS))
@@ -203,21 +203,21 @@ def merge_coded(parts: Sequence[CodedShard], keep: Sequence[NDArray[np.bool_]]) 
     return CodedShard(CodeBook(_faiss.downcast_index(index.quantizer), index), tuple(keys), index)
 
 
-def lists_for(n_rows: int) -> int:
-    """How many lists suit a library of this many seconds: a power of two."""
+def n_lists_for(n_rows: int) -> int:
+    """The number of lists for a library of this many seconds: a power of two."""
     return min(MAX_LISTS, 1 << max(MIN_LISTS.bit_length() - 1, round(math.log2(max(1, n_rows) / LIST_ROWS))))
 
 
-def _clusters(rows: NDArray[np.float32], n: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """n directions that the rows gather around, and which is nearest to each row."""
+def _cluster(rows: NDArray[np.float32], n: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Spherical k-means: n centres, and the nearest one of each row."""
     n = min(n, len(rows))
     centres = rows[np.random.default_rng(1).choice(len(rows), n, replace=False)]
-    for _ in range(LEARNING_ROUNDS):
+    for _ in range(TRAINING_ROUNDS):
         nearest = _nearest(rows, centres)
         order = np.argsort(nearest, kind="stable")
-        there, starts = np.unique(nearest[order], return_index=True)
+        used, starts = np.unique(nearest[order], return_index=True)
         sums = np.add.reduceat(rows[order], starts, axis=0)
-        centres[there] = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-9)
+        centres[used] = sums / np.maximum(np.linalg.norm(sums, axis=1, keepdims=True), 1e-9)
     return centres, _nearest(rows, centres)
 
 
@@ -226,26 +226,26 @@ def _nearest(rows: NDArray[np.float32], centres: NDArray[np.float32]) -> NDArray
     return np.concatenate([block.argmax(axis=1) for block in blocks])
 
 
-def turned(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """The rows [n, 512] turned so that no number matters more than another; their products stay."""
+def rotate(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The rows [n, 512] rotated so that all numbers matter equally; dot products stay the same."""
     rows = np.ascontiguousarray(rows, np.float32)
     out = np.empty_like(rows)
-    _TURN.apply_noalloc(len(rows), _faiss.swig_ptr(rows), _faiss.swig_ptr(out))
+    _ROTATION.apply_noalloc(len(rows), _faiss.swig_ptr(rows), _faiss.swig_ptr(out))
     return out
 
 
-def _turn() -> Any:
-    turn = faiss.HadamardRotation(FEATURE_SIZE)
-    turn.train(np.zeros((1, FEATURE_SIZE), np.float32))
-    return turn
+def _build_rotation() -> Any:
+    rotation = faiss.HadamardRotation(FEATURE_SIZE)
+    rotation.train(np.zeros((1, FEATURE_SIZE), np.float32))
+    return rotation
 
 
-_TURN = _turn()
+_ROTATION = _build_rotation()
 
 
 def _second(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return numbers & ((1 << SECOND_BITS) - 1)
 
 
-def _found(similarity: NDArray[np.float32], numbers: NDArray[np.int64]) -> ShardHits:
+def _hits(similarity: NDArray[np.float32], numbers: NDArray[np.int64]) -> ShardHits:
     return ShardHits(similarity, numbers >> SECOND_BITS, _second(numbers))

@@ -1,11 +1,11 @@
-"""The large part of an index on disk: a cache, believed only where its hashes are right.
+"""The main shard of an index on disk: a cache, used only if its hashes match.
 
     index/main.HASH.faiss     codes of most of the library's seconds, with their code book
-    index/main.json           which file that is, its SHA-256, and which references are in it; its own hash first
-    index/keeper.lock         held by the one process that writes here
+    index/main.json           manifest: the name of that file, its SHA-256 and its references, after a hash of all that
+    index/keeper.lock         locked by the one process that writes here
 
-Written aside, synced and renamed, the list last, so that whoever reads finds the old part or the new one. FAISS takes
-many a damaged file for a good one, so none is handed to it before its SHA-256 was found right.
+Files are written, synced and renamed, the manifest last, so that a reader finds the old shard or the new one. FAISS
+loads many damaged files without an error, so a file's SHA-256 is verified first.
 """
 
 import fcntl
@@ -27,49 +27,47 @@ from reference_db.store.references import ReferenceId
 logger = logging.getLogger(__name__)
 
 FORMAT = "copywatch-index-1"
-LIST = "main.json"
+MANIFEST = "main.json"
 
 
 class ShardFiles:
-    """The folder in which a library keeps its large part."""
+    """The folder with a library's main shard."""
 
     def __init__(self, folder: Path, encoder_id: str) -> None:
         self.folder = folder
-        self._made_by = {"format": FORMAT, "encoder_id": encoder_id, "faiss": faiss.__version__}
+        self._version = {"format": FORMAT, "encoder_id": encoder_id, "faiss": faiss.__version__}
 
     def read(self) -> CodedShard | None:
-        """The part as it was written; None where there is none, or a byte of it has changed."""
+        """The shard as it was written; None if there is none or it is damaged."""
         try:
-            told = _unsealed((self.folder / LIST).read_bytes())
-            if {name: told[name] for name in self._made_by} != self._made_by:
-                logger.info("the index in %s is another encoder's or another version's", self.folder)
+            manifest = _unseal((self.folder / MANIFEST).read_bytes())
+            if {name: manifest[name] for name in self._version} != self._version:
+                logger.info("the index in %s belongs to another encoder or version; rebuilding it", self.folder)
                 return None
-            with (self.folder / told["file"]).open("rb") as file:
-                if hashlib.file_digest(file, "sha256").hexdigest() != told["sha256"]:
-                    raise ValueError("its bytes are not those that were written")
-                index: Any = faiss.read_index(f"/proc/self/fd/{file.fileno()}")  # the very file that was verified
+            with (self.folder / manifest["file"]).open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() != manifest["sha256"]:
+                    raise ValueError("its content does not match its SHA-256")
+                index: Any = faiss.read_index(f"/proc/self/fd/{file.fileno()}")  # the file that was verified
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, RuntimeError) as error:
-            logger.error("the index in %s is damaged (%s); it is made again from the features", self.folder, error)
+            logger.error("the index in %s is damaged (%s); rebuilding it from the features", self.folder, error)
             return None
-        keys = tuple(None if key is None else (ReferenceId(key[0]), key[1]) for key in told["keys"])
+        keys = tuple(None if key is None else (ReferenceId(key[0]), key[1]) for key in manifest["keys"])
         return CodedShard(CodeBook(faiss.downcast_index(index.quantizer), index), keys, index)
 
-    def write(self, part: CodedShard) -> CodedShard:
-        """The part as it is read from disk again; as it was given, where the disk does not take it."""
+    def write(self, shard: CodedShard) -> CodedShard:
+        """Stores the shard and reads it back; the given one if the disk fails."""
         try:
-            self._write(part)
+            self._write(shard)
         except (OSError, RuntimeError) as error:
-            logger.warning(
-                "the index cannot be kept in %s (%s); it is made again at the next start", self.folder, error
-            )
-            return part
-        return self.read() or part
+            logger.warning("could not store the index in %s (%s); the next start rebuilds it", self.folder, error)
+            return shard
+        return self.read() or shard
 
     @contextmanager
     def locked(self) -> Iterator[bool]:
-        """Whether this process may write here; where the folder cannot be used at all, nobody else does either."""
+        """Whether this process may write here; True if the folder cannot be used, since no process can write then."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.folder / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -84,29 +82,29 @@ class ShardFiles:
         finally:
             os.close(handle)
 
-    def _write(self, part: CodedShard) -> None:
+    def _write(self, shard: CodedShard) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        aside = self.folder / "main.part"
-        faiss.write_index(part.index, str(aside))
-        with aside.open("r+b") as file:
+        temporary = self.folder / "main.part"  # not `atomic_file`: the name is known only once the content is
+        faiss.write_index(shard.index, str(temporary))
+        with temporary.open("r+b") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             os.fsync(file.fileno())
         name = f"main.{sha256[:16]}.faiss"
-        aside.rename(self.folder / name)
-        write_file(self.folder / LIST, _sealed({**self._made_by, "file": name, "sha256": sha256, "keys": part.keys}))
+        temporary.rename(self.folder / name)
+        write_file(self.folder / MANIFEST, _seal({**self._version, "file": name, "sha256": sha256, "keys": shard.keys}))
         for old in self.folder.glob("main.*.faiss"):
             if old.name != name:
                 old.unlink()
 
 
-def _sealed(told: dict[str, object]) -> bytes:
-    content = json.dumps(told, separators=(",", ":")).encode()
+def _seal(manifest: dict[str, object]) -> bytes:
+    content = json.dumps(manifest, separators=(",", ":")).encode()
     return hashlib.sha256(content).hexdigest().encode() + b"\n" + content + b"\n"
 
 
-def _unsealed(text: bytes) -> dict[str, str]:
-    seal, _, content = text.partition(b"\n")
-    if not content.endswith(b"\n") or hashlib.sha256(content[:-1]).hexdigest().encode() != seal:
-        raise ValueError("its list of references has changed on disk")
-    told: dict[str, str] = json.loads(content)
-    return told
+def _unseal(text: bytes) -> dict[str, Any]:
+    digest, _, content = text.partition(b"\n")
+    if not content.endswith(b"\n") or hashlib.sha256(content[:-1]).hexdigest().encode() != digest:
+        raise ValueError("its manifest has changed on disk")
+    manifest: dict[str, Any] = json.loads(content)
+    return manifest

@@ -35,7 +35,7 @@ from reference_db.errors import UnknownReference
 from reference_db.features.encoder import is_informative, load_encoder
 from reference_db.media.decoding import decode_file
 from reference_db.search.index import Hits, IndexKeeper, ReferenceIndex
-from reference_db.search.index_shards import SHORTLIST, CodedShard, FlatShard, single_threaded, turned
+from reference_db.search.index_shards import SHORTLIST, CodedShard, FlatShard, rotate, single_threaded
 from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
 from training.edits import draw_edit
 
@@ -253,9 +253,9 @@ def measure(folder: Path, planted: Planted, rounds: int) -> Figures:
     index = keeper.refresh()
     figures |= {"open_s": time.perf_counter() - clock, "open_cpu_s": time.process_time() - cpu}
     figures |= json.loads((folder / "made.json").read_text())
-    coded = isinstance(index.parts[0], CodedShard)
+    coded = isinstance(index.shards[0], CodedShard)
     n_seconds = sum(one.n_seconds for one in index.references)
-    figures["kind"] = f"{index.parts[0].book.n_lists} lists" if isinstance(index.parts[0], CodedShard) else "exact"
+    figures["kind"] = f"{index.shards[0].book.n_lists} lists" if isinstance(index.shards[0], CodedShard) else "exact"
     if not coded:
         figures["made_cpu_s"] = None
     figures |= costs(index, planted, rounds)
@@ -270,7 +270,7 @@ def measure(folder: Path, planted: Planted, rounds: int) -> Figures:
 def costs(index: ReferenceIndex, planted: Planted, rounds: int) -> Figures:
     """A search of ours and the bare call, by turns, each first every other time."""
     rows = np.concatenate([copy for _, _, copy in planted.copies])
-    part, hits = index.parts[0], MatchParameters().hits
+    shard, hits = index.shards[0], MatchParameters().hits
     clocks: list[float] = []
     cpu_s = {"ours": 0.0, "bare": 0.0}
 
@@ -280,12 +280,12 @@ def costs(index: ReferenceIndex, planted: Planted, rounds: int) -> Figures:
         clocks.append(time.perf_counter() - clock)
 
     def bare(row: NDArray[np.float32]) -> None:
-        if isinstance(part, CodedShard):
-            part.index.search(row[None], SHORTLIST, params=part.book.reading)
-        elif isinstance(part, FlatShard):
-            part._flat.search(row[None], hits)
+        if isinstance(shard, CodedShard):
+            shard.index.search(row[None], SHORTLIST, params=shard.book.search_parameters)
+        elif isinstance(shard, FlatShard):
+            shard._flat.search(row[None], hits)
 
-    plain = turned(rows) if isinstance(part, CodedShard) else rows
+    plain = rotate(rows) if isinstance(shard, CodedShard) else rows
     n_first = len(rows)  # each once before it counts: a monitor that has run for a while has read these rows before
     for n in range(rounds * len(rows) + n_first):
         row, as_bare = rows[n % len(rows)], plain[n % len(rows)]
@@ -368,7 +368,7 @@ def changes(folder: Path, keeper: IndexKeeper, planted: Planted) -> Figures:
     with Catalog.open(folder, write=True) as catalog, suppress(UnknownReference):
         catalog.remove(new)  # left over from an aborted run
     current = [keeper.refresh()]
-    main, waits, is_over = current[0].parts[0], [0.0], threading.Event()
+    main, waits, is_over = current[0].shards[0], [0.0], threading.Event()
     rows = np.concatenate([copy for _, _, copy in planted.copies])
 
     def search() -> None:
@@ -386,7 +386,7 @@ def changes(folder: Path, keeper: IndexKeeper, planted: Planted) -> Figures:
         clock, cpu = time.perf_counter(), time.thread_time()
         current[0] = keeper.refresh()
         figures: Figures = {"add_s": time.perf_counter() - clock, "add_cpu_s": time.thread_time() - cpu}
-        figures["rebuilt"] = "no" if current[0].parts[0] is main else "yes"
+        figures["rebuilt"] = "no" if current[0].shards[0] is main else "yes"
         row = features.rows[1800].astype(np.float32)
         hits = current[0].search(row[None], 1)
         if current[0].references[hits.reference[0, 0]].id != new or hits.second[0, 0] != 1800:

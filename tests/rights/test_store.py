@@ -19,8 +19,8 @@ from monitor.errors import ConfigError, InvalidRights, RightsNotFound, RightsSto
 from monitor.ops import data_dir_lock
 from monitor.rights.store import FILE, FORMER_FILE, RightsStore
 from reference_db.store.catalog import Catalog, ReferenceId
-from tests.reference_db.store.test_catalog import some_features, some_reference
 from tests.support.sample_alert import sample_events
+from tests.support.sample_references import some_features, some_reference
 
 ALERT, OTHER = "a" * 24, "b" * 24
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)

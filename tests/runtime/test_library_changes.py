@@ -18,12 +18,12 @@ from monitor.runtime import index_refresh
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.channel_monitor import ChannelMonitor
 from reference_db.search import index as index_module
-from reference_db.search.feature_rows import HeldRows
+from reference_db.search.feature_rows import MemoryRows
 from reference_db.search.index import IndexKeeper, ReferenceIndex
 from reference_db.store.catalog import Catalog, ReferenceFeatures, ReferenceId
-from tests.reference_db.search.test_index_keeper import add, found, remove
-from tests.reference_db.store.test_catalog import some_reference
+from tests.support.indexed_films import add, found, remove
 from tests.support.planted_channels import FILMS, Part, alerts_of, film_rows, library, plant, trained_models
+from tests.support.sample_references import some_reference
 
 #   0 noise 10 swift, with other beside it 50 noise 70
 AIR = plant([Part(10, noise=1.0), Part(40, "swift", 20, noise=0.2, beside="other", beside_from_s=5), Part(20, noise=1)])
@@ -69,7 +69,7 @@ def test_an_alert_tells_what_became_of_its_reference(
     pairs = [(replace(one, features_sha256="f" * 64) if one.id == "swift" else one, rows_of(one.id)) for one in
              index_of(*names).references]  # fmt: skip
     held = ReferenceIndex.from_features(pairs)
-    lent.replace(ReferenceIndex(held.references, 8, held.parts, HeldRows(pairs), damaged))
+    lent.replace(ReferenceIndex(held.references, 8, held.shards, MemoryRows(pairs), damaged))
     ended = alerts_of(watch, AIR, 30, 31)[0]
     assert (ended.type, ended.reference, ended.reason) == (ENDED, "swift", reason)
 
@@ -111,7 +111,7 @@ async def _live(folder: Path, exact_rows: int) -> None:
     def has(*numbers: int) -> bool:
         """These films, in one part: what was added has been merged."""
         names = {reference.id for reference in lent.index.references}
-        return names == {f"film-{n}" for n in numbers} and len(lent.index.parts) == 1
+        return names == {f"film-{n}" for n in numbers} and len(lent.index.shards) == 1
 
     async with asyncio.timeout(120):
         await asyncio.to_thread(add, folder, 3, 4)

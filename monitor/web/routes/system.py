@@ -71,7 +71,7 @@ def system(context: Context) -> SystemOut:
         references=len(index.references),
         reference_seconds=sum(reference.n_seconds for reference in index.references),
         index=IndexOut(
-            kind="exact" if all(isinstance(part, FlatShard) for part in index.parts) else "coded",
+            kind="exact" if all(isinstance(shard, FlatShard) for shard in index.shards) else "coded",
             generation=index.generation,
             seconds=len(index),
             refreshed_at=rfc3339(refreshed_at),

@@ -1,4 +1,4 @@
-"""The index against plain matrix products."""
+"""The index against plain matrix products. test_index_keeper.py follows a library that changes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from reference_db.errors import EncoderMismatch, StorageError
 from reference_db.search.index import IndexKeeper, ReferenceIndex
 from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
-from tests.reference_db.store.test_catalog import some_features, some_reference
+from tests.support.sample_references import some_features, some_reference
 
 Pairs = list[tuple[Reference, ReferenceFeatures]]
 
@@ -28,7 +28,7 @@ def unit_rows(n: int, seed: int) -> NDArray[np.float32]:
 
 
 def slow_search(pairs: Pairs, row: NDArray[np.float32], k: int) -> list[tuple[float, int, int]]:
-    """(similarity, reference, second) of the k best, by looking at each."""
+    """(similarity, reference, second) of the k best, by comparing with each."""
     cells = [
         (float(features.rows[second].astype(np.float64) @ row), i, second)
         for i, (_, features) in enumerate(pairs)
@@ -71,7 +71,7 @@ def test_uninformative_seconds_are_not_found() -> None:
     assert (hits.reference[0] >= 0).sum() == 16
 
 
-def test_what_a_row_finds_does_not_depend_on_its_company() -> None:
+def test_the_hits_of_a_row_do_not_depend_on_the_other_rows() -> None:
     index = ReferenceIndex.from_features(some_pairs(300, 300), generation=1)
     queries = unit_rows(64, seed=5)
     together = index.search(queries, 10)
@@ -96,7 +96,7 @@ def test_an_empty_library_finds_nothing(tmp_path: Path) -> None:
     assert index.search(unit_rows(0, 0), 4).reference.shape == (0, 4)
 
 
-def test_build_loads_what_the_catalogue_holds(tmp_path: Path) -> None:
+def test_build_loads_the_catalogue_s_references(tmp_path: Path) -> None:
     pairs = some_pairs(5, 8)
     with Catalog.open(tmp_path, write=True) as catalog:
         for reference, features in pairs:
@@ -110,9 +110,9 @@ def test_build_loads_what_the_catalogue_holds(tmp_path: Path) -> None:
     assert not index.informative(0).flags.writeable
 
 
-def test_a_library_whose_disk_is_gone_is_an_error_and_not_an_empty_one(tmp_path: Path) -> None:
+def test_a_library_whose_disk_is_gone_is_an_error_and_not_empty(tmp_path: Path) -> None:
     keeper = IndexKeeper(tmp_path / "library", "enc-1")
-    assert keeper.refresh().references == ()  # not there yet
+    assert keeper.refresh().references == ()  # it does not exist yet
     with Catalog.open(tmp_path / "library", write=True) as catalog:
         for reference, features in some_pairs(5, 8):
             catalog.add(reference, features)
@@ -124,7 +124,7 @@ def test_a_library_whose_disk_is_gone_is_an_error_and_not_an_empty_one(tmp_path:
     assert len(keeper.refresh().references) == 2
 
 
-def test_another_encoder_s_features_are_refused_by_name(tmp_path: Path) -> None:
+def test_references_of_another_encoder_are_refused_by_id(tmp_path: Path) -> None:
     with Catalog.open(tmp_path, write=True) as catalog:
         for reference, features in some_pairs(*[4] * 8):
             catalog.add(replace(reference, encoder_id="old" if reference.id != "ref-0" else "new"), features)

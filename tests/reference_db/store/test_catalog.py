@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +21,8 @@ from reference_db.errors import (
     StorageError,
     UnknownReference,
 )
-from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceFeatures, ReferenceId, check_id
-
-FILM, NEWS = ReferenceId("film-1"), ReferenceId("news")
-
-
-def some_features(n_seconds: int, seed: int = 0) -> ReferenceFeatures:
-    rows = np.random.default_rng(seed).standard_normal((n_seconds, 512))
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    return ReferenceFeatures(rows.astype(np.float16), np.arange(n_seconds) % 5 != 4)
-
-
-def some_reference(id: ReferenceId = FILM, n_seconds: int = 10) -> Reference:
-    when = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-    tags = {"year": "1999", "Ä": "ö"}
-    return Reference(id, "A Film", "Owner & Söhne", tags, "c" * 64, n_seconds, n_seconds // 5, "enc-1", "", when)
+from reference_db.store.catalog import Catalog, Contents, check_id
+from tests.support.sample_references import FILM, NEWS, some_features, some_reference
 
 
 def test_a_stored_reference_is_read_back_unchanged(tmp_path: Path) -> None:
@@ -402,7 +388,7 @@ import itertools, os, signal, sys
 from pathlib import Path
 from typing import Any
 from reference_db.store.catalog import Catalog
-from tests.reference_db.store.test_catalog import FILM, NEWS, some_features, some_reference
+from tests.support.sample_references import FILM, NEWS, some_features, some_reference
 
 def write(data_dir, deadly):
     catalog = Catalog.open(data_dir, write=True)
