@@ -241,7 +241,7 @@ class _CheckedResolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         loop = asyncio.get_running_loop()
-        places = await loop.run_in_executor(self._lookups, self._reach.places, host, port)
+        places = await loop.run_in_executor(self._lookups, self._reach.resolve, host, port)
         self._checked |= {address for address, _ in places}
         return [
             ResolveResult(

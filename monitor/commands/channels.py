@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from monitor.commands.terminal import ConfigOption, JsonOption, print_json, print_table, settings_of
 from monitor.config.settings import ChannelSettings, Settings
 from monitor.errors import ConfigError
-from reference_db.media.addresses import redact_url, shown
+from reference_db.media.addresses import display_name, redact_url
 
 app = typer.Typer(no_args_is_help=True, help="The watched broadcasts.")
 
@@ -48,13 +48,13 @@ def add(
 
         refuse_files(channel)
         asyncio.run(put_channel(settings_of(context, config_file).kafka, name, channel))
-        typer.echo(f"shared: {channel.name} ({shown(channel.url)})")
+        typer.echo(f"shared: {channel.name} ({display_name(channel.url)})")
         return
     config = _config(context, config_file)
     from monitor.config.config_file import add_channel
 
     add_channel(config, channel)
-    typer.echo(f"added: {channel.name} ({shown(channel.url)})")
+    typer.echo(f"added: {channel.name} ({display_name(channel.url)})")
 
 
 @app.command("list")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from monitor.config.settings import ChannelSettings
 from monitor.errors import Unreachable
 from reference_db.errors import MediaError
-from reference_db.media.addresses import shown
+from reference_db.media.addresses import display_name
 from reference_db.media.decoding import DecodingChild
 
 
@@ -37,7 +37,7 @@ def look_at(channel: ChannelSettings, seconds: float) -> tuple[dict[str, Any], N
     assert first is not None
     gaps = [b - a for a, b in pairwise(keys) if b > a]
     found = {
-        "address": shown(channel.url),
+        "address": display_name(channel.url),
         "container": info.format,
         "codec": info.codec,
         "size": f"{info.width}x{info.height}",

@@ -1,8 +1,8 @@
-"""Addresses of streams: which are opened, what they may lead to, and how they are named without their secrets.
+"""Stream addresses: which ones are opened, where they may lead, and how messages name them without secrets.
 
-An operator names an address; what lies behind it is written by others. A redirect, a playlist or a key may lead to any
-public host, but to a private one (loopback, 10.x, link-local, ...) only where the operator named that very host. An
-address is shown as scheme and host, or redacted: it may hold a password, a token or a stream key.
+The operator configures an address, but others control what is behind it. A redirect, a playlist or a key may lead to
+any public host, but to a private one (loopback, 10.x, link-local, ...) only if the operator configured that host.
+Messages contain scheme and host only, or a redacted address: it may hold a password, a token or a stream key.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-# What a file may be. Playlists (hls, concat, sdp) are not in it: they would open other files and hosts.
+# Formats of a file. Playlists (hls, concat, sdp) are excluded: they would open other files and hosts.
 FILE_FORMATS = (
     "mov,mp4,matroska,webm,mpegts,mpeg,mpegvideo,avi,flv,asf,ogg,mxf,mxf_opatom,gxf,dv,rm,nut,wtv,gif,ivf,"
     "h264,hevc,m4v,obu,av1,vc1,yuv4mpegpipe,mp3,wav,flac,aac"
@@ -22,9 +22,9 @@ HTTP_FORMATS = FILE_FORMATS + ",live_flv,mpjpeg,hls,ac3,eac3,webvtt"
 RTMP_FORMATS = "flv,live_flv"
 RTSP_FORMATS = "rtsp,rtp,sdp,mpegts,mpegtsraw"
 RTSP_PROTOCOLS = "rtsp,rtsps,rtp,srtp,udp,tcp,tls"
-# scheme -> what FFmpeg may open for it in turn, and what it may find there. A scheme that is not here is refused.
-# HTTP goes through our own gateway on loopback, so FFmpeg itself reaches no web server but that.
-OPENS = {
+# scheme -> protocols and formats that FFmpeg may use for it. Other schemes are refused.
+# HTTP goes through our relay on loopback, so FFmpeg itself connects to no other web server.
+SCHEME_RULES = {
     "file": ("file", FILE_FORMATS),
     "http": ("http,tcp,crypto", HTTP_FORMATS),
     "https": ("http,tcp,crypto", HTTP_FORMATS),
@@ -35,42 +35,42 @@ OPENS = {
     "udp": ("udp", FILE_FORMATS),
     "rtp": ("rtp,udp", "rtp,sdp,mpegts"),
 }
-SCHEMES = tuple(OPENS)
+SCHEMES = tuple(SCHEME_RULES)
 SRT_ADVICE = (
     "SRT is not in the FFmpeg that PyAV ships; run `ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts "
     "'udp://127.0.0.1:5000?pkt_size=1316'` beside Copywatch and watch udp://127.0.0.1:5000"
 )
 DEFAULT_PORTS = {"http": 80, "https": 443, "rtmp": 1935, "rtmps": 443, "rtsp": 554, "rtsps": 322}
-# Parameters that only tune a protocol. All others are hidden: every CDN has its own name for its token.
+# Parameters that only tune a protocol. All others are redacted: every CDN has its own name for its token.
 _HARMLESS_PARAMETERS = frozenset(
     ("buffer_size", "fifo_size", "localaddr", "overrun_nonfatal", "pkt_size", "rtsp_transport", "timeout", "ttl")
 )
-# A part of a path that is this long and has letters and several figures is more likely a token than a name.
+# A path segment of this length with letters and several digits is more likely a token than a name.
 _TOKEN = re.compile(r"(?=(?:[^/]*[0-9]){3})(?=[^/]*[A-Za-z])[A-Za-z0-9_~+=%-]{16,}")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class AddressRefused(Exception):
-    """An address that is not opened; the message is a sentence without secrets."""
+    """An address that may not be opened; the message is a sentence without secrets."""
 
 
 def scheme_of(url: str) -> str:
-    """The scheme, checked. Raises AddressRefused with what to do."""
+    """The scheme, if it is supported. Raises AddressRefused with the remedy."""
     scheme = url.partition(":")[0].lower() if "://" in url else ""
     if scheme == "srt":
         raise AddressRefused(SRT_ADVICE + ".")
-    if scheme not in OPENS:
-        known = ", ".join(OPENS)
-        raise AddressRefused(f"A stream's address begins with one of {known} and ://, not with {scheme[:20]!r}.")
+    if scheme not in SCHEME_RULES:
+        known = ", ".join(SCHEME_RULES)
+        raise AddressRefused(f"A stream's address begins with one of {known} and ://, not {scheme[:20]!r}.")
     return scheme
 
 
-# --- what an address may lead to ----------------------------------------------------------------------------------
+# --- where an address may lead -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ReachPolicy:
-    """The private places that the operator named: one host and port, and what else the channel is allowed."""
+    """The private hosts that a channel may reach: the host and port of its address, and its `allow` list."""
 
     host: str
     port: int
@@ -78,25 +78,30 @@ class ReachPolicy:
 
     @classmethod
     def of(cls, url: str, allow: Sequence[str] = ()) -> "ReachPolicy":
-        """What naming this address permits. Raises AddressRefused where it has no host."""
-        host, port = place_of(url)
+        """The policy of a channel with this address. Raises AddressRefused if it has no host."""
+        host, port = host_and_port(url)
         return cls(host, port, tuple(allow))
 
-    def places(self, host: str, port: int) -> list[tuple[str, int]]:
-        """The numeric addresses to connect to, each of them permitted; connecting to these and no others leaves a
-        name no chance to change its mind. Raises AddressRefused, OSError where the name is unknown."""
+    def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
+        """The numeric addresses of the host, each of them permitted.
+
+        Connect to these and do not resolve the name again: its DNS answer may change (DNS rebinding). Raises
+        AddressRefused, and OSError if the name is unknown.
+        """
         found = [(str(one[4][0]), port) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
-        places = list(dict.fromkeys(found))
+        addresses = list(dict.fromkeys(found))
         if (host.lower(), port) == (self.host, self.port) or host.lower() in map(str.lower, self.allow):
-            return places
-        for address, _ in places:
+            return addresses
+        for address, _ in addresses:
             if not is_public(address) and not self._is_allowed(address):
                 raise self._refusal(host, port)
-        return places
+        return addresses
 
     def check(self, address: str, port: int, *, is_stream: bool) -> None:
-        """Raises AddressRefused unless this numeric address is public, allowed, or the named host's; datagrams of the
-        named host may use any port, since RTSP agrees on them as it goes."""
+        """Raises AddressRefused unless this numeric address is public, allowed, or the configured host's.
+
+        Datagrams of the configured host may use any port, since RTSP negotiates them.
+        """
         if is_public(address) or self._is_allowed(address):
             return
         for host in (self.host, *self.allow):
@@ -109,22 +114,22 @@ class ReachPolicy:
     @staticmethod
     def _refusal(host: str, port: int) -> AddressRefused:
         return AddressRefused(
-            f"It leads to {host}:{port}, a private address that nobody named; "
-            "if that is meant, add it to the channel's `allow`."
+            f"It leads to {host}:{port}, a private address that the channel does not allow; "
+            "if this is intended, add it to the channel's `allow`."
         )
 
     def _is_allowed(self, address: str) -> bool:
-        number = _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
+        number = _embedded_ipv4(ipaddress.ip_address(address.partition("%")[0]))
         for one in self.allow:
             try:
                 if number in ipaddress.ip_network(one, strict=False):
                     return True
             except ValueError:
-                continue  # a name
+                continue  # a host name
         return False
 
 
-def place_of(url: str) -> tuple[str, int]:
+def host_and_port(url: str) -> tuple[str, int]:
     """Host (lower case) and port of an address; raises AddressRefused."""
     parts = urlsplit(url)
     try:
@@ -132,19 +137,20 @@ def place_of(url: str) -> tuple[str, int]:
     except ValueError:
         host, port = None, 0
     if not host or any(ord(c) < 33 for c in url):
-        raise AddressRefused("An address must have a host, as in http://host:port/path, and no blanks.")
+        raise AddressRefused("An address must have a host, as in http://host:port/path, and no spaces.")
     return host.lower(), port
 
 
 def is_public(address: str) -> bool:
-    """Whether a numeric address belongs to the open internet, also where IPv6 carries an IPv4 one."""
-    number = _unwrapped(ipaddress.ip_address(address.partition("%")[0]))
+    """Whether a numeric address is a public one, also if IPv6 embeds an IPv4 address."""
+    number = _embedded_ipv4(ipaddress.ip_address(address.partition("%")[0]))
     return number.is_global and not number.is_multicast
 
 
-def _unwrapped(
+def _embedded_ipv4(
     number: ipaddress.IPv4Address | ipaddress.IPv6Address,
 ) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """The IPv4 address that an IPv6 address embeds (NAT64, Teredo, mapped, 6to4); any other unchanged."""
     if isinstance(number, ipaddress.IPv6Address):
         if number in _NAT64:
             return ipaddress.IPv4Address(int(number) & 0xFFFFFFFF)
@@ -154,11 +160,11 @@ def _unwrapped(
     return number
 
 
-# --- how an address is shown --------------------------------------------------------------------------------------
+# --- addresses in messages ----------------------------------------------------------------------------------------
 
 
-def shown(url: str) -> str:
-    """The URL or path as messages may name it: a file's name, or scheme and host without user, path or token."""
+def display_name(url: str) -> str:
+    """The name of a URL or path for messages: the file name, or scheme and host without user, path and token."""
     if "://" not in url or url.lower().startswith("file:"):
         return url.rsplit("/", 1)[-1] or url
     scheme, _, rest = url.partition("://")
@@ -167,12 +173,14 @@ def shown(url: str) -> str:
 
 
 def redact_url(url: str) -> str:
-    """The address without what may be a credential: user, password, values in the query, `name=value`, stream keys
-    and long tokens in the path."""
+    """The address with possible credentials replaced by `***`.
+
+    These are user, password, values in the query, `name=value`, stream keys and long tokens in the path.
+    """
     scheme, mark, rest = url.partition("://")
     if not mark:
         return url
-    # A password may hold a `#` that nobody escaped; then what looks like the host is not it.
+    # A password may hold an unescaped `#`; then the text before it is not the host.
     address, hash_mark, fragment = rest.partition("#")
     if "@" in fragment and "@" not in address:
         address, hash_mark = rest.replace("#", ""), ""
@@ -187,7 +195,7 @@ def redact_url(url: str) -> str:
 
 
 def _split_host(address: str) -> tuple[str, str]:
-    """Host (its credentials hidden) and what follows it."""
+    """Host (its credentials redacted) and the rest."""
     end = min((at for at in (address.find(c) for c in "/?\\") if at >= 0), default=len(address))
     host, path = address[:end], address[end:]
     port = host.rpartition("]")[2].partition(":")[2]
@@ -211,6 +219,6 @@ def _redact_parameter(part: str) -> str:
 
 def redact_text(text: str) -> str:
     """The text with every address in it redacted."""
-    # A mark that ends the sentence, or FFmpeg's colon after the address, is not part of it.
+    # Punctuation that ends the sentence, or FFmpeg's colon after the address, is not part of it.
     found = r"[A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>]+?(?=[:,.;]*(?:[\s\"'<>]|$))"
     return re.sub(found, lambda address: redact_url(address.group()), text)

@@ -1,12 +1,12 @@
 """Decoding in a child process that can be killed: a URL or file in, `Frame`s out.
 
 FFmpeg cannot be interrupted and a malformed file may crash it, so every source is decoded by its own
-`python -m reference_db.media.decoder`. It gets its request as JSON on stdin (a URL with a password appears in no
-process list), answers with records on stdout, and imports neither torch nor anything of the monitor. `DecodingChild`
-is the parent's end of the pipe.
+`python -m reference_db.media.decoder`. It reads its request as JSON from stdin (so that no process list shows a URL
+with a password), answers with records on stdout, and imports neither torch nor the monitor. `DecodingChild` is the
+parent's end of the pipe.
 
 A record is a kind (1 byte), a length (4 bytes) and a body: I = VideoInfo as JSON, P = a picture, H = the last picture
-held for another second, K = the time of a key picture, W = a warning, E = the error that ended it as JSON, Z = the end.
+held for another second, K = the time of a key picture, W = a warning, E = the final error as JSON, Z = the end.
 """
 
 import fcntl
@@ -28,19 +28,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_db.errors import MediaError
-from reference_db.media.addresses import shown
+from reference_db.media.addresses import display_name
 from reference_db.media.frames import Frame, Mode, VideoInfo
 from reference_db.media.sampling import KEY, PICTURE, RECORD
 
 logger = logging.getLogger(__name__)
 
-NO_PROGRESS_S = 30.0  # without a picture for so long, a child is given up
-OPENING_S = 30.0  # more than FFmpeg's own, for a machine that is busy
-PIPE_BYTES = 1 << 20  # the most an ordinary user may ask for: five pictures of decoding ahead
-STDERR_BYTES = 4096  # of the child's last words
-HELD_MESSAGES = 16  # different warnings of one child that are told
+NO_PROGRESS_S = 30.0  # a child without a picture for so long is killed
+OPENING_S = 30.0  # more than FFmpeg's own time-out, for a busy machine
+PIPE_BYTES = 1 << 20  # the default limit without privileges: the child decodes five pictures ahead
+STDERR_BYTES = 4096  # the end of the child's stderr, for the log
+MAX_WARNINGS = 16  # different warnings of one child that are logged
 
-# All that a decoder needs of our environment; tokens and passwords stay here.
+# The variables that a decoder needs; tokens and passwords in our environment are not passed on.
 CHILD_ENVIRONMENT = (
     *("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ"),
     *("http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"),
@@ -50,8 +50,8 @@ CHILD_ENVIRONMENT = (
 class DecodingChild:
     """A decoder in a process of its own; iterate `frames()` in one thread, `kill()` it from any.
 
-    A file's time begins at its first picture; with `live`, times are the stream's own, as they come. The child dies
-    with the thread that made it (PR_SET_PDEATHSIG), so make it in one that lives as long.
+    A file's time starts at its first picture; with `live`, times are the stream's own. The child dies with the thread
+    that created it (PR_SET_PDEATHSIG), so create it in one that lives as long.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class DecodingChild:
         opening_s: float = OPENING_S,
         no_progress_s: float = NO_PROGRESS_S,
     ) -> None:
-        self.name = shown(url)
-        self.failure: str | None = None  # what kind of error ended it: missing, denied, stalled, crashed, ...
+        self.name = display_name(url)
+        self.failure: str | None = None  # kind of the error that ended it: missing, denied, stalled, crashed, ...
         self.no_progress_s = no_progress_s  # may be changed while it runs
         self.key_times_s: deque[float] = deque(maxlen=32)  # of the newest key pictures, live only
-        self.n_damaged = 0  # pictures that came out damaged, live only
+        self.n_damaged = 0  # pictures decoded with damage, live only
         self._opening_s = opening_s
         self._warned: set[str] = set()
         self._killed = False
@@ -83,7 +83,7 @@ class DecodingChild:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
-            process_group=0,  # Ctrl-C is for us; we end the child ourselves
+            process_group=0,  # Ctrl-C goes to the parent only, which ends the child itself
         )
         assert self._process.stdin
         assert self._process.stdout
@@ -94,12 +94,12 @@ class DecodingChild:
         self._poll.register(self._out, select.POLLIN)
         self._poll.register(self._err, select.POLLIN)
         request = {"url": url, "live": live, "mode": mode, "allow": list(allow), "parent": os.getpid()}
-        request["no_video_s"] = 0.8 * no_progress_s  # so that the child, which knows why, speaks first
+        request["no_video_s"] = 0.8 * no_progress_s  # so that the child, which knows the reason, reports first
         try:
             self._process.stdin.write(json.dumps(request).encode())
             self._process.stdin.close()
         except BrokenPipeError:
-            pass  # it died at once; reading its answer tells why
+            pass  # it died at once; reading its answer gives the reason
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +114,7 @@ class DecodingChild:
         return self._process.pid
 
     def info(self) -> VideoInfo:
-        """What the video says of itself; waits until it is open. A live one's size may be 0 before a picture came."""
+        """The video's metadata; waits until it is open. The size of a live one may be 0 before the first picture."""
         if self._info is None:
             self._read_record(b"I", self._opening_s)
         assert self._info is not None
@@ -141,24 +141,24 @@ class DecodingChild:
             yield Frame(second, pts_s, picture, kind == b"H", age_s)
 
     def kill(self) -> None:
-        """Ends the child at once, whatever it is doing; a reader in another thread then sees the end."""
+        """Kills the child; a reader in another thread then sees the end."""
         self._killed = True
         self._process.kill()
 
     def close(self) -> None:
-        """Ends the child and lets go of its pipes."""
+        """Kills the child and closes its pipes."""
         self.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe
             pipe.close()
 
-    def _read_record(self, kinds: bytes, patience_s: float) -> tuple[bytes, bytes]:
-        deadline = time.monotonic() + patience_s
+    def _read_record(self, kinds: bytes, timeout_s: float) -> tuple[bytes, bytes]:
+        deadline = time.monotonic() + timeout_s
         while True:
-            kind, length = RECORD.unpack(self._read(RECORD.size, deadline, patience_s))
-            body = self._read(length, deadline, patience_s)
-            if kind == b"K":  # no progress by itself: it may be a key picture that cannot be decoded
+            kind, length = RECORD.unpack(self._read(RECORD.size, deadline, timeout_s))
+            body = self._read(length, deadline, timeout_s)
+            if kind == b"K":  # not progress: it may be a key picture that cannot be decoded
                 key_s, self.n_damaged = KEY.unpack(body)
                 self.key_times_s.append(key_s)
             elif kind == b"W":
@@ -172,41 +172,41 @@ class DecodingChild:
             elif kind in kinds:
                 return kind, body
             else:
-                raise self._failed("crashed", f"The decoder of {self.name} answered out of turn.")
+                raise self._failed("crashed", f"The decoder of {self.name} sent an unexpected record.")
 
     def _warn(self, sentence: str) -> None:
-        if sentence not in self._warned and len(self._warned) < HELD_MESSAGES:
+        if sentence not in self._warned and len(self._warned) < MAX_WARNINGS:
             self._warned.add(sentence)
             logger.warning("%s: %s", self.name, sentence)
 
-    def _read(self, n_bytes: int, deadline: float, patience_s: float) -> bytes:
+    def _read(self, n_bytes: int, deadline: float, timeout_s: float) -> bytes:
         while len(self._unread) < n_bytes:
             ready = {fd for fd, _ in self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
             if not ready:
                 self._process.kill()
-                raise self._failed("stalled", f"{self.name} gave no picture for {patience_s:g} s.")
+                raise self._failed("stalled", f"{self.name} sent no picture for {timeout_s:g} s.")
             if self._err in ready:
-                words = os.read(self._err, STDERR_BYTES)
-                self._stderr = (self._stderr + words)[-STDERR_BYTES:]
-                if not words:
+                output = os.read(self._err, STDERR_BYTES)
+                self._stderr = (self._stderr + output)[-STDERR_BYTES:]
+                if not output:
                     self._poll.unregister(self._err)
             if self._out in ready:
-                part = os.read(self._out, PIPE_BYTES)
-                if not part:
-                    raise self._ended()
-                self._unread += part
+                received = os.read(self._out, PIPE_BYTES)
+                if not received:
+                    raise self._exit_error()
+                self._unread += received
         with memoryview(self._unread) as unread:
-            taken = bytes(unread[:n_bytes])
+            content = bytes(unread[:n_bytes])
         del self._unread[:n_bytes]
-        return taken
+        return content
 
-    def _ended(self) -> Exception:
+    def _exit_error(self) -> Exception:
         if self._killed:
             return _Killed()
         code = self._process.wait()
         reason = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if self._stderr:
-            logger.debug("last words of the decoder of %s: %s", self.name, self._stderr.decode(errors="replace"))
+            logger.debug("stderr of the decoder of %s: %s", self.name, self._stderr.decode(errors="replace"))
         return self._failed("crashed", f"The decoder of {self.name} died ({reason}); the video may be damaged.")
 
     def _failed(self, kind: str, message: str) -> MediaError:
@@ -215,7 +215,7 @@ class DecodingChild:
 
 
 class _Killed(Exception):
-    """The end, because `kill` was called."""
+    """`kill` was called."""
 
 
 def decode_file(path: Path, *, mode: Mode = "exact") -> Iterator[Frame]:
@@ -228,6 +228,6 @@ def decode_file(path: Path, *, mode: Mode = "exact") -> Iterator[Frame]:
 
 
 def probe(path: Path) -> VideoInfo:
-    """What the file says of its video; raises MediaError where there is none."""
+    """The file's video metadata; raises MediaError if it has no video."""
     with DecodingChild(str(path)) as child:
         return child.info()

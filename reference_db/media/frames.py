@@ -1,8 +1,8 @@
 """Frames: one small picture per whole second of a video, chosen by presentation time alone.
 
-In goes a video file, out come `Frame`s in rising order of their second. Which picture shows a second depends on
-the time stamps of the pictures around it and on nothing else, so both sides of a comparison - the registered file
-and the broadcast - are sampled alike, wherever reading began.
+Input: the time-stamped pictures of a video. Output: `Frame`s in ascending order of their second. Which picture shows a
+second depends only on the time stamps of the pictures around it, so the registered file and the broadcast are sampled
+alike, wherever reading starts.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-if TYPE_CHECKING:  # the decoding child samples by what is here and starts faster without numpy
+if TYPE_CHECKING:  # the decoding child imports this module and starts faster without numpy
     import numpy as np
     from numpy.typing import NDArray
 
-PICTURE_SHORT_SIDE = 192  # pixels; what the encoder sees, so nothing larger leaves the decoder
-MAX_LONG_SIDE = 8 * PICTURE_SHORT_SIDE  # of a picture that leaves the decoder; a banner is squeezed to it
-MAX_PIXELS = 8192 * 4352  # 8K; a header that claims more is a bomb
-JUMP_BACK_S = 10  # a step back within it is a late picture; a longer one is a clock that was set anew
-MAX_HOLD_S = 10  # a key picture older than this no longer shows what is on air
+PICTURE_SHORT_SIDE = 192  # pixels; the encoder needs no more, so nothing larger leaves the decoder
+MAX_LONG_SIDE = 8 * PICTURE_SHORT_SIDE  # of a picture that leaves the decoder; wider ones are squeezed
+MAX_PIXELS = 8192 * 4352  # 8K; a header that claims more is an attack
+JUMP_BACK_S = 10  # a smaller step back is a late picture; a larger one is a reset clock
+MAX_HOLD_S = 10  # an older key picture no longer shows what is on air
 
 Mode = Literal["exact", "economy", "auto"]
 T = TypeVar("T")
@@ -32,8 +32,8 @@ class Frame:
     second: int
     pts_s: float  # presentation time of the picture itself
     picture: NDArray[np.uint8]  # [height, width, 3] RGB, short side 192, upright, square pixels
-    held: bool = False  # the same picture as the frame before: a key picture shown again
-    age_s: float = 0.0  # how long before the middle of its second a key picture was on air
+    held: bool = False  # the same picture as the previous frame: a key picture used again
+    age_s: float = 0.0  # time from a key picture to the middle of its second
 
     def __post_init__(self) -> None:
         if self.picture.ndim != 3 or self.picture.shape[2] != 3 or self.picture.dtype != "uint8":
@@ -43,7 +43,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """What a video says of itself before anything is decoded."""
+    """A video's metadata, known before anything is decoded."""
 
     duration_s: float | None
     width: int
@@ -57,15 +57,15 @@ class OneFps(Generic[T]):
     """Picks one of the pushed pictures per second.
 
     Second s is shown by the first picture with pts in [s+0.5, s+1), else by the last one in [s, s+0.5); a second
-    without pictures is a hole. Picks come out as soon as they are certain, as (second, pts_s, item).
+    without pictures is a hole. A pick, (second, pts_s, item), is returned as soon as it is certain.
     """
 
     def __init__(self) -> None:
         self._second: int | None = None  # the second being decided
-        self._waiting: tuple[int, float, T] | None = None  # its last picture before the middle, until there is a better
+        self._waiting: tuple[int, float, T] | None = None  # its last picture before the middle
 
     def push(self, pts_s: float, item: T) -> list[tuple[int, float, T]]:
-        """The picks that this picture made certain; pictures come in presentation order, stragglers are left out."""
+        """The picks that this picture makes certain; pictures come in presentation order, late ones are dropped."""
         second = math.floor(pts_s)
         picks: list[tuple[int, float, T]] = []
         if self._second is None or second > self._second or second < self._second - JUMP_BACK_S:
@@ -81,26 +81,26 @@ class OneFps(Generic[T]):
         return picks
 
     def finish(self) -> list[tuple[int, float, T]]:
-        """The pick still open, if there is one."""
+        """The pending pick, if any."""
         picks = [self._waiting] if self._waiting is not None else []
         self._waiting = None
         return picks
 
 
 class HeldOneFps(Generic[T]):
-    """Shows each second by the last key picture with pts <= s+0.5, again and again until there is a newer one.
+    """Picks the last key picture with pts <= s+0.5 for each second s, repeatedly until there is a newer one.
 
-    Picks are (second, pts_s, item, held). `reach` tells how far presentation time has come, since that, and not
-    the next key picture, settles a second.
+    Picks are (second, pts_s, item, held). `reach` advances presentation time, since that, and not the next key
+    picture, makes a pick certain.
     """
 
     def __init__(self) -> None:
         self._key: tuple[float, T] | None = None
-        self._second = 0  # the next to be shown
+        self._second = 0  # the next to be picked
         self._held = False
 
     def push(self, pts_s: float, item: T) -> list[tuple[int, float, T, bool]]:
-        """The picks of all seconds before this key picture's."""
+        """The picks of all seconds before this key picture."""
         jumped = self._key is not None and pts_s < self._key[0] - JUMP_BACK_S
         picks = [] if jumped else self.reach(pts_s)
         first = math.ceil(pts_s - 0.5)
@@ -109,7 +109,7 @@ class HeldOneFps(Generic[T]):
         return picks
 
     def settles(self, time_s: float) -> bool:
-        """Whether `reach` would have anything to do."""
+        """Whether `reach` would return picks."""
         return self._key is not None and self._second + 0.5 < time_s
 
     def reach(self, time_s: float) -> list[tuple[int, float, T, bool]]:
@@ -124,5 +124,5 @@ class HeldOneFps(Generic[T]):
         return picks
 
     def finish(self, end_s: float) -> list[tuple[int, float, T, bool]]:
-        """The picks up to the second in which the last picture, at `end_s`, was shown."""
+        """The picks up to the second of the last picture, at `end_s`."""
         return self.reach(math.floor(end_s) + 1)

@@ -1,8 +1,8 @@
-"""One open video's way from packets to pictures: the part of the decoding child that chooses what to hand over.
+"""Sampling in the decoding child: the packets of one open video in, one picture per second out.
 
-In goes a container that PyAV has opened, out come records: pictures, one per second, in the mode that was asked for.
-`exact` decodes everything; `economy` decodes key pictures only and holds each until the next; `auto` is exact until key
-pictures have come often enough for long enough, and turns back when they stop.
+Input: a container that PyAV has opened. Output: records with the pictures of the requested mode. `exact` decodes
+everything; `economy` decodes key pictures only and holds each until the next; `auto` is exact until key pictures have
+come often enough for long enough, and exact again when they stop.
 """
 
 import struct
@@ -27,27 +27,27 @@ from reference_db.media.frames import (
     VideoInfo,
 )
 
-EARLY_PACKETS = 4  # of a live stream that may come without a time before one has it; if more do, it has none at all
-BAD_PACKETS_IN_A_ROW = 8  # one bad packet is skipped, so many are a bad stream
+EARLY_PACKETS = 4  # packets at the start of a live stream that may lack a time stamp; if more do, it has none at all
+BAD_PACKETS_IN_A_ROW = 8  # a bad packet is skipped; this many in a row make a bad stream
 KEY_EVERY_S = 2.1  # economy needs key pictures this often: 2 s, and 60 pictures at 29.97
-STEADY_S = 10.0  # and for so long, before `auto` trusts them
+STEADY_S = 10.0  # for this long, before `auto` relies on them
 
-RECORD = struct.Struct("<cI")  # kind, length of what follows
+RECORD = struct.Struct("<cI")  # kind, length of the body
 PICTURE = struct.Struct("<qddHH")  # second, pts_s, age_s, height, width; then the pixels
-KEY = struct.Struct("<dI")  # pts_s of a key picture, pictures that came out damaged so far
+KEY = struct.Struct("<dI")  # pts_s of a key picture, number of pictures decoded with damage so far
 
 
-class Refused(Exception):
-    """What is wrong, as a kind and a sentence."""
+class MediaRefused(Exception):
+    """A video that cannot be used: a kind and a sentence."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(kind, message)
 
 
 class _Clock:
-    """Ticks of the stream to seconds: as they are when live, else counted from the file's first picture.
+    """Converts the stream's ticks to seconds: unchanged when live, else counted from the file's first picture.
 
-    A file whose clock jumps back (two recordings in one) goes on where it was.
+    A file whose clock jumps back (two recordings in one) continues from its last picture.
     """
 
     def __init__(self, live: bool, time_base: Fraction, fps: float) -> None:
@@ -58,7 +58,7 @@ class _Clock:
         self._last_s: float | None = None
 
     def of_picture(self, ticks: int | None) -> float:
-        if ticks is None:  # a raw stream has no times, only an order
+        if ticks is None:  # a raw stream has no time stamps, only an order
             time_s = 0.0 if self._last_s is None else self._last_s + self._step_s
         else:
             if self._origin is None:
@@ -75,7 +75,7 @@ class _Clock:
 
 
 class _KeyPace:
-    """Tells whether key pictures have been coming often enough, for long enough, to do without the others."""
+    """Decides whether key pictures have come often enough, for long enough, to skip the others."""
 
     def __init__(self) -> None:
         self._last_s: float | None = None
@@ -93,17 +93,17 @@ class _KeyPace:
 Pick: TypeAlias = tuple[int, float, av.VideoFrame, bool]  # second, pts_s, picture, held
 
 
-class Sampling:
-    """One open video's way from packets to records."""
+class VideoSampler:
+    """Samples one open video: packets in, records out."""
 
     def __init__(
         self, container: av.container.InputContainer, name: str, live: bool, mode: Mode, no_video_s: float
     ) -> None:
         stream = container.streams.best("video")
         if not isinstance(stream, av.VideoStream) or stream.disposition & Disposition.attached_pic:
-            raise Refused("no_video", f"{name} has no video, only sound or data.")
+            raise MediaRefused("no_video", f"{name} has no video, only audio or data.")
         if stream.codec_context is None:
-            raise Refused("unreadable", f"{name} has a video that no decoder here can read.")
+            raise MediaRefused("unreadable", f"{name} has a video that no decoder supports.")
         self._container, self._stream, self._name = container, stream, name
         self._decoder = stream.codec_context
         self._decoder.thread_count = 1
@@ -120,17 +120,20 @@ class Sampling:
         self._pace = _KeyPace()
         self._one_fps: OneFps[av.VideoFrame] = OneFps()
         self._held: HeldOneFps[av.VideoFrame] = HeldOneFps()
-        self._scaler, self._packer = VideoReformatter(), VideoReformatter()  # one of each, since they keep their tables
+        self._scaler, self._packer = (
+            VideoReformatter(),
+            VideoReformatter(),
+        )  # one of each, since they cache their tables
         self._last_second: int | None = None
         self._end_ticks: int | None = None  # of the last packet
         self._n_bad = 0
         self._n_damaged = 0
-        self._seen = False
+        self._has_pictures = False
 
     @property
-    def has_begun(self) -> bool:
+    def has_pictures(self) -> bool:
         """Whether a picture was decoded."""
-        return self._seen
+        return self._has_pictures
 
     def info(self) -> VideoInfo:
         duration_s = None
@@ -147,25 +150,25 @@ class Sampling:
         error: FFmpegError | None = None
         try:
             for packet in self._timed(self._packets()):
-                if self._is_uneventful(packet):
+                if self._can_skip(packet):
                     continue
                 if self._live and packet.is_keyframe and packet.pts is not None:
                     yield b"K", KEY.pack(self._clock.of_packet(packet.pts), self._n_damaged)
-                yield from self._numbered(self._picks(packet))
+                yield from self._records_of(self._picks(packet))
         except FFmpegError as caught:
-            error = caught  # what was read before it still counts
-        yield from self._numbered(self._last_picks())
+            error = caught  # the pictures before it still count
+        yield from self._records_of(self._last_picks())
         if error is not None:
             raise error
-        if not self._seen:
-            limit = "pictures beyond 8192x4352 are not read"
-            raise Refused("unreadable", f"{self._name} holds no picture that can be decoded; {limit}.")
+        if not self._has_pictures:
+            limit = "pictures beyond 8192x4352 are not decoded"
+            raise MediaRefused("unreadable", f"{self._name} has no picture that can be decoded; {limit}.")
 
     def _packets(self) -> "Iterator[av.Packet[av.VideoStream]]":
-        """The packets of the video; live, sound is listened to as well, since it may go on alone."""
-        sound = self._container.streams.audio[:1] if self._live else ()
+        """The packets of the video; if live, also watches the audio, which may continue alone."""
+        audio = self._container.streams.audio[:1] if self._live else ()
         last_at, is_new = time.monotonic(), False
-        for packet in _to_the_end(self._container.demux(self._stream, *sound)):
+        for packet in _until_end(self._container.demux(self._stream, *audio)):
             if _is_video(packet):
                 is_new = True
                 if packet.size:  # the last one is empty
@@ -173,13 +176,13 @@ class Sampling:
             elif is_new:
                 last_at, is_new = time.monotonic(), False
             elif time.monotonic() - last_at > self._no_video_s:
-                raise Refused("no_video", f"{self._name} has sound but no pictures any more.")
+                raise MediaRefused("no_video", f"{self._name} has audio but no pictures any more.")
 
     def _timed(self, packets: "Iterator[av.Packet[av.VideoStream]]") -> "Iterator[av.Packet[av.VideoStream]]":
-        """The packets; live, those at the front that came before their clock was known (RTSP) count back from the next.
+        """The packets; if live, the first ones may lack a time stamp (RTSP) and get one that counts back from the next.
 
-        A connection that ends before it was known has shown nothing: nobody can tell when that was on air. A file's
-        time begins with its first picture, whatever that is.
+        A connection that ends before the first time stamp yields nothing: when it was on air is unknown. A file's time
+        starts with its first picture, whatever that is.
         """
         early: list[av.Packet[av.VideoStream]] = []
         if self._live:
@@ -196,19 +199,21 @@ class Sampling:
         yield from early
         yield from packets
 
-    def _is_uneventful(self, packet: "av.Packet[av.VideoStream]") -> bool:
-        """Whether there is nothing to do for this packet, as for most in economy: no key, and it settles no second."""
-        if not self._economy or packet.is_keyframe or packet.pts is None or not self._seen:
+    def _can_skip(self, packet: "av.Packet[av.VideoStream]") -> bool:
+        """Whether nothing is to do for this packet, as for most in economy: not a key, and it completes no second."""
+        if not self._economy or packet.is_keyframe or packet.pts is None or not self._has_pictures:
             return False
         self._end_ticks = packet.pts
         return not self._held.settles(self._clock.of_packet(packet.pts if packet.dts is None else packet.dts))
 
-    def _numbered(self, picks: Iterator[Pick]) -> Iterator[tuple[bytes, bytes]]:
-        """The records of the picks, each second once."""
+    def _records_of(self, picks: Iterator[Pick]) -> Iterator[tuple[bytes, bytes]]:
+        """The records of the picks, one per second."""
         for second, pts_s, picture, held in picks:
             if self._last_second is None or not self._last_second - JUMP_BACK_S <= second <= self._last_second:
                 self._last_second = second
-                age_s = round(second + 0.5 - pts_s, 3) if self._economy else 0.0  # no switch before its picks are out
+                age_s = (
+                    round(second + 0.5 - pts_s, 3) if self._economy else 0.0
+                )  # the mode switches only after its picks are out
                 times = second, pts_s, age_s
                 yield (b"H", PICTURE.pack(*times, 0, 0)) if held else self._record(times, picture)
 
@@ -216,16 +221,16 @@ class Sampling:
         if packet.has_sidedata("encryption_info"):
             self._refuse_encrypted()
         if packet.pts is None:
-            self._economy = False  # without times there is nothing to hold a picture for
+            self._economy = False  # a picture cannot be held without time stamps
         elif packet.is_keyframe:
             yield from self._switch(packet.pts)
         if not self._economy:
-            yield from self._pushed(self._decoded(packet))
+            yield from self._push(self._decode(packet))
             return
         if packet.is_keyframe:
-            for picture in self._decoded(packet) + self._drained():
+            for picture in self._decode(packet) + self._drain():
                 yield from self._held.push(self._clock.of_picture(picture.pts), picture)
-        if packet.pts is not None and self._seen:
+        if packet.pts is not None and self._has_pictures:
             self._end_ticks = packet.pts
             yield from self._held.reach(self._clock.of_packet(packet.pts if packet.dts is None else packet.dts))
 
@@ -233,11 +238,11 @@ class Sampling:
         if self._economy:
             yield from self._held.finish(0.0 if self._end_ticks is None else self._clock.of_packet(self._end_ticks))
         else:
-            yield from self._pushed(self._drained())
+            yield from self._push(self._drain())
             yield from ((*pick, False) for pick in self._one_fps.finish())
 
     def _switch(self, key_pts: int) -> Iterator[Pick]:
-        """Turns `auto` to economy or back; only a key picture can be decoded without those before it."""
+        """Switches `auto` to economy or back; only a key picture can be decoded without those before it."""
         if self._mode != "auto":
             return
         self._pace.push(float(key_pts * self._time_base))
@@ -248,33 +253,33 @@ class Sampling:
             yield from self._held.reach(self._clock.of_packet(key_pts))
             self._economy, self._one_fps = False, OneFps()
 
-    def _pushed(self, pictures: list[av.VideoFrame]) -> Iterator[Pick]:
+    def _push(self, pictures: list[av.VideoFrame]) -> Iterator[Pick]:
         for picture in pictures:
             for pick in self._one_fps.push(self._clock.of_picture(picture.pts), picture):
                 yield (*pick, False)
 
-    def _decoded(self, packet: "av.Packet[av.VideoStream]") -> list[av.VideoFrame]:
+    def _decode(self, packet: "av.Packet[av.VideoStream]") -> list[av.VideoFrame]:
         try:
             pictures = packet.decode()
         except FFmpegError as error:
-            self._n_bad += self._seen  # before the first key picture all are bad
-            self._n_damaged += self._seen
+            self._n_bad += self._has_pictures  # before the first key picture all are bad
+            self._n_damaged += self._has_pictures
             if self._n_bad >= BAD_PACKETS_IN_A_ROW:
-                raise Refused("unreadable", f"{self._name} has too many damaged pictures in a row.") from error
+                raise MediaRefused("unreadable", f"{self._name} has too many damaged pictures in a row.") from error
             return []
         if pictures:
-            self._seen, self._n_bad = True, 0
+            self._has_pictures, self._n_bad = True, 0
             self._n_damaged += sum(picture.is_corrupt for picture in pictures)
         return pictures
 
-    def _drained(self) -> list[av.VideoFrame]:
-        """The pictures that the decoder keeps back for reordering; it then starts anew."""
+    def _drain(self) -> list[av.VideoFrame]:
+        """The pictures that the decoder holds back for reordering; then resets the decoder."""
         try:
             pictures = self._decoder.decode(None)
         except FFmpegError:
             pictures = []
         self._decoder.flush_buffers()
-        self._seen = self._seen or bool(pictures)
+        self._has_pictures = self._has_pictures or bool(pictures)
         return pictures
 
     def _record(self, times: tuple[int, float, float], picture: av.VideoFrame) -> tuple[bytes, bytes]:
@@ -285,24 +290,24 @@ class Sampling:
             picture,
             width=min(MAX_LONG_SIDE, max(PICTURE_SHORT_SIDE, round(width * scale))),
             height=min(MAX_LONG_SIDE, max(PICTURE_SHORT_SIDE, round(height * scale))),
-            format="gbrp",  # scaled to packed pixels at once, the same picture takes twice as long
+            format="gbrp",  # scaling to packed pixels directly takes twice as long
             interpolation=Interpolation.AREA,
             threads=1,
         )
         small = self._packer.reformat(planes, format="rgb24", threads=1)
         if turns := round(picture.rotation / 90) % 4:
-            import numpy as np  # seldom needed, and dear to import
+            import numpy as np  # rarely needed, and slow to import
 
             upright = np.rot90(small.to_ndarray(), turns)
             return b"P", PICTURE.pack(*times, *upright.shape[:2]) + upright.tobytes()
         return b"P", PICTURE.pack(*times, small.height, small.width) + _pixels(small)
 
     def _refuse_encrypted(self) -> NoReturn:
-        raise Refused("unreadable", f"{self._name} is encrypted; register a copy without protection.")
+        raise MediaRefused("unreadable", f"{self._name} is encrypted; use a copy without encryption.")
 
 
 def _pixels(picture: av.VideoFrame) -> bytes:
-    """The rows of an RGB picture without the padding behind each."""
+    """The rows of an RGB picture without their padding."""
     plane, row = picture.planes[0], 3 * picture.width
     padded = memoryview(plane)
     if plane.line_size == row:
@@ -310,8 +315,8 @@ def _pixels(picture: av.VideoFrame) -> bytes:
     return b"".join(padded[at : at + row] for at in range(0, picture.height * plane.line_size, plane.line_size))
 
 
-def _to_the_end(packets: "Iterator[av.Packet[Any]]") -> "Iterator[av.Packet[Any]]":
-    """The packets; where streams came up after the opening, PyAV trips over them at the end."""
+def _until_end(packets: "Iterator[av.Packet[Any]]") -> "Iterator[av.Packet[Any]]":
+    """The packets; PyAV raises IndexError at the end if streams appeared after the opening."""
     try:
         yield from packets
     except IndexError:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import av
 
-from reference_db.media.decoder import MEMORY_BYTES, Answer, Records
+from reference_db.media.decoder import MEMORY_BYTES, DecodingSession, RecordWriter
 
 
 def main() -> None:
@@ -17,17 +17,17 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     av.logging.set_level(None)
-    records = Records(sys.stderr.buffer)
+    records = RecordWriter(sys.stderr.buffer)
     for request in requests:
         signal.alarm(int(alarm_s))  # ends the process: nothing else interrupts FFmpeg
         began = time.monotonic()
-        answer = Answer({**request, "allow": [], "no_video_s": 10.0}, records)
+        session = DecodingSession({**request, "allow": [], "no_video_s": 10.0}, records)
         try:
-            for _ in answer.records():
+            for _ in session.records():
                 pass
             verdict = "decoded"
         except Exception as error:
-            verdict = "refused" if answer.explained(error)[0] != "crashed" else "failed"
+            verdict = "refused" if session.explain(error)[0] != "crashed" else "failed"
         rss_mb = _peak_mb()
         print(json.dumps({"verdict": verdict, "took_s": time.monotonic() - began, "rss_mb": rss_mb}), flush=True)
 

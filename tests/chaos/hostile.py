@@ -170,10 +170,10 @@ def run() -> dict[str, Any]:
         with WebServer(answer) as web:
             base = f"http://127.0.0.1:{web.port}"
             relay = HttpRelay(f"{base}/live.m3u8", ReachPolicy.of(f"{base}/live.m3u8"))
-            with urllib.request.urlopen(relay.address, timeout=20) as reply:
+            with urllib.request.urlopen(relay.url, timeout=20) as reply:
                 lines = reply.read().decode("utf-8", "replace").splitlines()
             links = [word for line in lines for word in line.split('"') if "://" in word]
-            links += [relay.local(f"{base}/to/{n}") for n in range(len(plain))]
+            links += [relay.local_url(f"{base}/to/{n}") for n in range(len(plain))]
             n_direct = sum(not link.startswith(f"http://127.0.0.1:{relay.port}/") for link in links)
             with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
                 list(pool.map(_visit, links))

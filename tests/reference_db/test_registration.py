@@ -170,7 +170,7 @@ def test_what_cannot_be_decoded_leaves_nothing(tmp_path: Path, encoder: Encoder)
             (tmp_path, "not a regular file"),
             (tmp_path / "pipe", "not a regular file"),
             (tmp_path / "empty.mp4", "is empty"),
-            (tmp_path / "cut.mp4", "not a video in a format that is read here, or it is damaged"),
+            (tmp_path / "cut.mp4", "not a video in a supported format, or it is damaged"),
             (tmp_path / "cut.mkv", r"breaks off after \d of 12 s|too many damaged pictures"),
             (tmp_path / "list.mp4", "not a video in a format"),
             (tmp_path / "huge.mp4", "8192x4352"),

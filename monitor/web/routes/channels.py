@@ -22,7 +22,7 @@ from monitor.web.channel_board import ChannelOut
 from monitor.web.context import AppContext, Context, CurrentCaller
 from monitor.web.requests.paging import Cursor, Limit, Page, page_of
 from monitor.web.requests.problems import ERROR_RESPONSES, JPEG, Problem, not_found
-from reference_db.media.addresses import AddressRefused, ReachPolicy, place_of, redact_url
+from reference_db.media.addresses import AddressRefused, ReachPolicy, host_and_port, redact_url
 
 ChannelName = Annotated[str, Path(pattern=f"^{CHANNEL_NAME}$")]
 PROBE_S = 5.0  # long enough for some key frames
@@ -155,7 +155,7 @@ def _checked(values: dict[str, Any], caller: Caller) -> ChannelSettings:
 
 def _is_private(url: str) -> bool:
     try:
-        ReachPolicy("", 0).places(*place_of(url))
+        ReachPolicy("", 0).resolve(*host_and_port(url))
     except (AddressRefused, OSError, UnicodeError):
         return True  # a name that does not resolve now may resolve to a private address later
     return False

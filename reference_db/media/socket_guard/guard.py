@@ -1,9 +1,10 @@
-"""A guard at the door of FFmpeg's own sockets, for the protocols that do not pass through the gateway.
+"""Socket guard: checks every address that FFmpeg connects or sends to, for protocols that bypass the HTTP relay.
 
-An RTSP server may redirect to any host, or name any address for its packets, and FFmpeg asks nobody. So the two
-functions by which libavformat reaches out, `connect` and `sendto`, are replaced in its table of imported functions by
-ours, which ask `ReachPolicy` first. The name was looked up by then: what is checked is the very address that would be
-connected to. Linux with ELF libraries of 64 bits only; elsewhere `watch` says so and the stream is not opened.
+An RTSP server may redirect to any host, or name any address for its packets, and FFmpeg does not check them. So the two
+functions by which libavformat opens connections, `connect` and `sendto`, are replaced in its table of imported
+functions (GOT) by ours, which ask `ReachPolicy` first. The host name is resolved by then: the guard checks the very
+address that FFmpeg would connect to. Needs Linux and 64-bit ELF; elsewhere `install` raises and the stream is not
+opened. README.md in this folder has the details.
 """
 
 import ctypes
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator
 
 from reference_db.media.addresses import AddressRefused, ReachPolicy
 
+LIBRARY = "libavformat"
+# Constants of <elf.h> and <sys/mman.h>.
 PT_DYNAMIC = 2
 DT_PLTRELSZ, DT_STRTAB, DT_SYMTAB, DT_RELA, DT_RELASZ, DT_JMPREL = 2, 5, 6, 7, 8, 23
 PROT_READ, PROT_WRITE = 1, 2
@@ -25,25 +28,23 @@ _SENDTO = ctypes.CFUNCTYPE(
     *(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint32),
     use_errno=True,
 )
-_kept: list[object] = []  # what C points to must not be collected
+_callbacks: list[object] = []  # C holds pointers to these; they must not be garbage-collected
 
 
-def watch(reach: ReachPolicy, on_refused: Callable[[str], None]) -> None:
-    """From now on FFmpeg connects and sends to permitted addresses only.
+def install(policy: ReachPolicy, on_refused: Callable[[str], None]) -> None:
+    """From now on FFmpeg connects and sends to permitted addresses only; other calls fail with EACCES.
 
-    Raises AddressRefused where that cannot be had.
+    `on_refused` is called with the sentence of each refusal. Raises AddressRefused if the guard cannot be installed.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     real_connect, real_sendto = _CONNECT(("connect", libc)), _SENDTO(("sendto", libc))
 
     def is_refused(fd: int, address: int | None, length: int) -> bool:
-        place = _place(address, length)
-        if place is None:
-            return False
         try:
-            reach.check(place[0], place[1], is_stream=_is_stream(fd))
-        except AddressRefused as refusal:
-            on_refused(str(refusal))
+            if host_and_port := _host_and_port(address, length):
+                policy.check(*host_and_port, is_stream=_is_stream(fd))
+        except Exception as error:  # a check that fails refuses too
+            on_refused(str(error) if isinstance(error, AddressRefused) else "Its address could not be checked.")
             ctypes.set_errno(errno.EACCES)
             return True
         return False
@@ -55,23 +56,22 @@ def watch(reach: ReachPolicy, on_refused: Callable[[str], None]) -> None:
         refused = is_refused(fd, address, length)
         return -1 if refused else real_sendto(fd, data, size, flags, address, length)
 
-    ours = {b"connect": _CONNECT(connect), b"sendto": _SENDTO(sendto)}
-    _kept.extend(ours.values())
+    replacements = {b"connect": _CONNECT(connect), b"sendto": _SENDTO(sendto)}
+    _callbacks.extend(replacements.values())
     replaced = set()
     try:
-        base = _base("libavformat")
-        for name, slot in _imports(base):
-            if name in ours:
-                _write(libc, slot, ctypes.cast(ours[name], ctypes.c_void_p).value or 0)
+        for name, slot in _imported_functions(_base_address(LIBRARY)):
+            if name in replacements:
+                _write_pointer(libc, slot, ctypes.cast(replacements[name], ctypes.c_void_p).value or 0)
                 replaced.add(name)
     except (OSError, ValueError, struct.error):
         replaced.clear()
-    if replaced != set(ours):
-        raise AddressRefused("This system has no way to keep FFmpeg from following redirects; RTSP and RTMP are off.")
+    if replaced != set(replacements):
+        raise AddressRefused("This system cannot stop FFmpeg from following redirects; RTSP and RTMP are disabled.")
 
 
-def _place(address: int | None, length: int) -> tuple[str, int] | None:
-    """Numeric address and port of a socket address; None for what is neither IPv4 nor IPv6."""
+def _host_and_port(address: int | None, length: int) -> tuple[str, int] | None:
+    """Numeric address and port of a `struct sockaddr`; None if it is neither IPv4 nor IPv6."""
     if not address:
         return None
     raw = ctypes.string_at(address, length)
@@ -84,11 +84,12 @@ def _place(address: int | None, length: int) -> tuple[str, int] | None:
 
 
 def _is_stream(fd: int) -> bool:
-    with socket.socket(fileno=os.dup(fd)) as one:
-        return one.type == socket.SOCK_STREAM
+    with socket.socket(fileno=os.dup(fd)) as copy:
+        return copy.type == socket.SOCK_STREAM
 
 
-def _base(library: str) -> int:
+def _base_address(library: str) -> int:
+    """Where the dynamic loader mapped the library."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             if library in line:
@@ -96,22 +97,13 @@ def _base(library: str) -> int:
     raise ValueError(f"{library} is not loaded")
 
 
-def _imports(base: int) -> Iterator[tuple[bytes, int]]:
-    """Name and slot of every function that the library at this address imports."""
+def _imported_functions(base: int) -> Iterator[tuple[bytes, int]]:
+    """Name and pointer's address of every function that the library at this address imports."""
     if ctypes.string_at(base, 5) != b"\x7fELF\x02":
-        raise ValueError("not a library of 64 bits")
-    (headers,) = struct.unpack_from("=Q", ctypes.string_at(base + 0x20, 8))
-    size, count = struct.unpack_from("=HH", ctypes.string_at(base + 0x36, 4))
-    dynamic: dict[int, int] = {}
-    for number in range(count):
-        kind, _, _, place = struct.unpack_from("=IIQQ", ctypes.string_at(base + headers + number * size, 24))
-        while kind == PT_DYNAMIC:
-            tag, value = struct.unpack_from("=qQ", ctypes.string_at(base + place, 16))
-            if tag == 0:
-                break
-            dynamic[tag], place = value, place + 16
+        raise ValueError("not a 64-bit ELF library")
+    dynamic = _dynamic_section(base)
 
-    def at(tag: int) -> int:  # the loader has made these absolute on most systems
+    def at(tag: int) -> int:  # on most systems the loader has made these absolute
         return dynamic[tag] if dynamic[tag] >= base else base + dynamic[tag]
 
     for table, length in ((DT_JMPREL, DT_PLTRELSZ), (DT_RELA, DT_RELASZ)):
@@ -123,7 +115,22 @@ def _imports(base: int) -> Iterator[tuple[bytes, int]]:
                 yield ctypes.string_at(at(DT_STRTAB) + name), base + offset
 
 
-def _write(libc: ctypes.CDLL, slot: int, value: int) -> None:
+def _dynamic_section(base: int) -> dict[int, int]:
+    """The library's dynamic section, tag -> value, found by its program headers."""
+    (headers,) = struct.unpack_from("=Q", ctypes.string_at(base + 0x20, 8))
+    size, count = struct.unpack_from("=HH", ctypes.string_at(base + 0x36, 4))
+    dynamic: dict[int, int] = {}
+    for number in range(count):
+        kind, _, _, entry = struct.unpack_from("=IIQQ", ctypes.string_at(base + headers + number * size, 24))
+        while kind == PT_DYNAMIC:
+            tag, value = struct.unpack_from("=qQ", ctypes.string_at(base + entry, 16))
+            if tag == 0:
+                break
+            dynamic[tag], entry = value, entry + 16
+    return dynamic
+
+
+def _write_pointer(libc: ctypes.CDLL, slot: int, value: int) -> None:
     page = os.sysconf("SC_PAGESIZE")
     start = slot // page * page
     if libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(slot + 8 - start), PROT_READ | PROT_WRITE) != 0:

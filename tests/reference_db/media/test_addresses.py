@@ -1,15 +1,15 @@
-"""Addresses: what they may lead to, and that no secret in them is ever shown."""
+"""Addresses: where they may lead, and that messages never contain a secret of theirs."""
 
 import pytest
 
 from reference_db.media.addresses import (
     AddressRefused,
     ReachPolicy,
+    display_name,
     is_public,
     redact_text,
     redact_url,
     scheme_of,
-    shown,
 )
 
 SECRET = "c4naryPa55word123"
@@ -66,22 +66,27 @@ def filled(form: str) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_no_form_of_an_address_shows_its_secret(form: str) -> None:
+def test_no_form_of_an_address_reveals_its_secret(form: str) -> None:
     url = filled(form)
-    said = [shown(url), redact_url(url), redact_text(f"cannot open '{url}': refused"), redact_text(f"{url}, again")]
-    assert [one for one in said if SECRET in one] == []
-    assert shown(url).partition("://")[0].lower() == url.partition("://")[0].lower()
+    messages = [
+        display_name(url),
+        redact_url(url),
+        redact_text(f"cannot open '{url}': refused"),
+        redact_text(f"{url}, again"),
+    ]
+    assert [one for one in messages if SECRET in one] == []
+    assert display_name(url).partition("://")[0].lower() == url.partition("://")[0].lower()
 
 
 def test_enough_forms_are_tried() -> None:
     assert len(FORMS) >= 40
 
 
-def test_what_is_no_secret_is_still_shown() -> None:
+def test_parts_that_are_not_secret_stay() -> None:
     assert redact_url("http://cdn.example.com:8080/channel-5/main-feed-1080p.m3u8") == (
         "http://cdn.example.com:8080/channel-5/main-feed-1080p.m3u8"
     )
-    assert shown("https://cdn.example.com:8080/x") == "https://cdn.example.com:8080"
+    assert display_name("https://cdn.example.com:8080/x") == "https://cdn.example.com:8080"
 
 
 @pytest.mark.parametrize(
@@ -121,7 +126,7 @@ def test_what_is_no_secret_is_still_shown() -> None:
         "2002:a00:1::",
     ],
 )
-def test_private_addresses_in_every_dress(address: str) -> None:
+def test_private_addresses_in_every_notation(address: str) -> None:
     assert not is_public(address)
 
 
@@ -130,18 +135,18 @@ def test_public_addresses(address: str) -> None:
     assert is_public(address)
 
 
-# Numbers that resolvers take for addresses, all of them 127.0.0.1 or this host.
+# Notations that resolvers accept, all of them 127.0.0.1 or this host.
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "2130706433", "0x7f000001", "017700000001", "127.1", "0"])
-def test_a_private_host_must_be_named_by_host_and_port(host: str) -> None:
+def test_a_private_host_must_be_configured_by_host_and_port(host: str) -> None:
     public = ReachPolicy("cdn.example.com", 80)
-    with pytest.raises(AddressRefused, match="private address that nobody named"):
-        public.places(host, 8080)
-    assert ReachPolicy(host, 8080).places(host, 8080)
+    with pytest.raises(AddressRefused, match="private address that the channel does not allow"):
+        public.resolve(host, 8080)
+    assert ReachPolicy(host, 8080).resolve(host, 8080)
     with pytest.raises(AddressRefused):
-        ReachPolicy(host, 8080).places(host, 8081)
-    assert ReachPolicy("cdn.example.com", 80, (host,)).places(host, 8081)
-    assert ReachPolicy("cdn.example.com", 80, (host.upper(),)).places(host, 8081)
-    assert ReachPolicy("cdn.example.com", 80, ("127.0.0.0/8", "0.0.0.0/32")).places(host, 8081)
+        ReachPolicy(host, 8080).resolve(host, 8081)
+    assert ReachPolicy("cdn.example.com", 80, (host,)).resolve(host, 8081)
+    assert ReachPolicy("cdn.example.com", 80, (host.upper(),)).resolve(host, 8081)
+    assert ReachPolicy("cdn.example.com", 80, ("127.0.0.0/8", "0.0.0.0/32")).resolve(host, 8081)
 
 
 @pytest.mark.parametrize(

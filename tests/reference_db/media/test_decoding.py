@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from reference_db.errors import MediaError
-from reference_db.media.addresses import shown
+from reference_db.media.addresses import display_name
 from reference_db.media.decoding import DecodingChild, decode_file, probe
 from tests.support.media import number_of, picture, write_clip, write_film, write_numbered, write_sound
 
@@ -59,13 +59,13 @@ def test_an_empty_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"just words\n" * 500, bytes(np.random.default_rng(1).bytes(50_000)), b"\0" * 9000]
 )
-def test_what_is_not_a_video(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_video(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "words.mp4").write_bytes(content)
     assert "not a video" in refusal(tmp_path / "words.mp4")
 
 
 @pytest.mark.parametrize("name", ["sound.wav", "sound.m4a"])
-def test_sound_without_pictures(tmp_path: Path, name: str) -> None:
+def test_audio_without_video(tmp_path: Path, name: str) -> None:
     assert "has no video" in refusal(write_sound(tmp_path / name))
 
 
@@ -88,13 +88,13 @@ def test_pictures_too_large_to_decode(tmp_path: Path) -> None:
         "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nt=0 0\nm=video 5004 RTP/AVP 33\n",
     ],
 )
-def test_a_playlist_dressed_as_a_video_opens_nothing(tmp_path: Path, playlist: str) -> None:
+def test_a_playlist_named_like_a_video_opens_nothing(tmp_path: Path, playlist: str) -> None:
     write_film(tmp_path / "film.mp4", 1, 2)
-    (tmp_path / "dressed.mp4").write_text(playlist)
-    assert "not a video" in refusal(tmp_path / "dressed.mp4")
+    (tmp_path / "disguised.mp4").write_text(playlist)
+    assert "not a video" in refusal(tmp_path / "disguised.mp4")
 
 
-def test_a_path_is_never_taken_for_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_is_never_treated_as_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     film = write_film(tmp_path / "film.mp4", 1, 2)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(MediaError, match="does not exist"):
@@ -103,14 +103,14 @@ def test_a_path_is_never_taken_for_a_url(tmp_path: Path, monkeypatch: pytest.Mon
     assert len(list(decode_file(Path("http:x%d.mp4")))) == 2
 
 
-def test_a_name_that_is_not_text(tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf_8(tmp_path: Path) -> None:
     film = write_film(tmp_path / "film.mp4", 1, 2)
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9\n.mp4"))
     film.rename(odd)
     assert len(list(decode_file(odd))) == 2
 
 
-def test_damage_in_the_middle_costs_seconds_not_the_file(tmp_path: Path) -> None:
+def test_damage_in_the_middle_loses_seconds_not_the_file(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "scratched.ts", [n / 10 for n in range(100)], gop=10)
     content = bytearray(path.read_bytes())
     middle = len(content) // 2 // 188 * 188
@@ -122,7 +122,7 @@ def test_damage_in_the_middle_costs_seconds_not_the_file(tmp_path: Path) -> None
     assert len(seconds) >= 8
 
 
-def test_a_file_cut_short_gives_what_is_there(tmp_path: Path) -> None:
+def test_a_truncated_file_yields_its_readable_part(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "short.ts", [n / 10 for n in range(100)], gop=10)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     seconds = [frame.second for frame in decode_file(path)]
@@ -138,7 +138,7 @@ def test_the_child_imports_no_torch() -> None:
     assert not {"torch", "faiss", "monitor", "apsw", "numpy", "reference_db.media.http_relay"} & set(modules)
 
 
-def test_a_child_that_is_killed_is_an_error(tmp_path: Path) -> None:
+def test_a_killed_child_is_an_error(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "film.mp4", [n / 2 for n in range(120)])  # more than the pipe holds
     with DecodingChild(str(path)) as child:
         frames = child.frames()
@@ -149,7 +149,7 @@ def test_a_child_that_is_killed_is_an_error(tmp_path: Path) -> None:
         assert child.failure == "crashed"
 
 
-def test_a_reader_that_leaves_early_leaves_no_process(tmp_path: Path) -> None:
+def test_a_reader_that_stops_early_leaves_no_process(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "film.mp4", [n / 2 for n in range(120)])
     with DecodingChild(str(path)) as child:
         assert next(child.frames()).second == 0
@@ -176,7 +176,7 @@ def test_the_child_dies_with_its_parent() -> None:
 
 @contextmanager
 def server(answer: "type[BaseHTTPRequestHandler]") -> Iterator[str]:
-    """Serves on a free port of this host; gives host and port."""
+    """Serves on a free port of this host; yields host and port."""
     with ThreadingHTTPServer(("127.0.0.1", 0), answer) as http:
         http.daemon_threads = True
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
@@ -193,7 +193,7 @@ class Quiet(BaseHTTPRequestHandler):
         pass
 
 
-def test_live_frames_are_handed_over_at_once_and_in_the_stream_s_own_time(tmp_path: Path) -> None:
+def test_live_frames_come_at_once_and_in_the_stream_s_own_time(tmp_path: Path) -> None:
     content = write_numbered(tmp_path / "live.ts", [100 + n / 10 for n in range(200)], gop=10).read_bytes()
     half = len(content) // 2 // 188 * 188
     release = threading.Event()
@@ -216,11 +216,11 @@ def test_live_frames_are_handed_over_at_once_and_in_the_stream_s_own_time(tmp_pa
     assert [number_of(frame.picture) for frame in early + rest] == list(range(5, 205, 10))
 
 
-def test_a_stream_joined_between_two_key_pictures_says_its_size_once_it_knows_it(tmp_path: Path) -> None:
-    """A key picture every 8 s: opening does not wait for it, and decoding begins with it."""
-    shown = ((n / 10, picture(3, n / 10)) for n in range(160))
+def test_a_stream_opened_between_two_key_pictures_reports_its_size_later(tmp_path: Path) -> None:
+    """A key picture every 8 s: opening does not wait for it, and decoding starts with it."""
+    pictures = ((n / 10, picture(3, n / 10)) for n in range(160))
     seldom = {"x264-params": "keyint=80:min-keyint=80:scenecut=0"}
-    content = write_clip(tmp_path / "live.ts", shown, gop=80, b_frames=0, codec_options=seldom).read_bytes()
+    content = write_clip(tmp_path / "live.ts", pictures, gop=80, b_frames=0, codec_options=seldom).read_bytes()
     joined = content[: 3 * 188] + content[len(content) // 8 // 188 * 188 :]  # the tables, then from second 2
 
     class Stream(Quiet):
@@ -235,11 +235,11 @@ def test_a_stream_joined_between_two_key_pictures_says_its_size_once_it_knows_it
         assert (child.info().width, child.info().height) == (320, 180)
 
 
-@pytest.mark.parametrize(("n_pictures", "seen"), [(3, []), (50, [0, 1])])
-def test_a_stream_that_ends_before_it_tells_its_time_has_shown_nothing(
-    n_pictures: int, seen: list[int], tmp_path: Path
+@pytest.mark.parametrize(("n_pictures", "expected"), [(3, []), (50, [0, 1])])
+def test_a_stream_that_ends_before_its_first_time_stamp_yields_nothing(
+    n_pictures: int, expected: list[int], tmp_path: Path
 ) -> None:
-    """A raw stream never does: it is numbered, once that is clear."""
+    """A raw stream has no time stamps at all: its pictures are numbered once that is clear."""
     content = write_numbered(tmp_path / "a.h264", [n / 25 for n in range(n_pictures)], b_frames=0, fps=25).read_bytes()
 
     class Stream(Quiet):
@@ -253,12 +253,12 @@ def test_a_stream_that_ends_before_it_tells_its_time_has_shown_nothing(
         try:
             seconds += [frame.second for frame in child.frames()]
         except MediaError:
-            assert not seen
-    assert seconds == seen
+            assert not expected
+    assert seconds == expected
 
 
 @pytest.mark.parametrize("trickle", [False, True])
-def test_a_stream_without_pictures_is_given_up(trickle: bool) -> None:
+def test_a_stream_without_pictures_times_out(trickle: bool) -> None:
     gone = threading.Event()
 
     class Stalled(Quiet):
@@ -279,7 +279,7 @@ def test_a_stream_without_pictures_is_given_up(trickle: bool) -> None:
             server(Stalled) as host,
             DecodingChild(f"http://u:secret@{host}/x?token=secret", live=True, opening_s=1.5) as child,
         ):
-            with pytest.raises(MediaError, match=r"gave no picture for 1.5 s") as caught:
+            with pytest.raises(MediaError, match=r"sent no picture for 1.5 s") as caught:
                 list(child.frames())
             gone.set()
     finally:
@@ -310,7 +310,7 @@ def test_other_schemes_are_refused(url: str) -> None:
         list(child.frames())
 
 
-def test_srt_says_what_to_do() -> None:
+def test_srt_is_refused_with_the_remedy() -> None:
     with (
         DecodingChild("srt://u:secret@host:1", live=True) as child,
         pytest.raises(MediaError, match="ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts"),
@@ -342,5 +342,5 @@ def test_kill_ends_a_waiting_reader_quietly() -> None:
         ("file:///media/film.mp4", "film.mp4"),
     ],
 )
-def test_names_show_no_secret(url: str, name: str) -> None:
-    assert shown(url) == name
+def test_display_names_contain_no_secret(url: str, name: str) -> None:
+    assert display_name(url) == name

@@ -1,6 +1,6 @@
-"""The decoder's door to the web: what it lets through, and what it never reaches.
+"""The HTTP relay: what it forwards, and what it never connects to.
 
-A canary is a listener on a private address that nobody named; whoever connects to it has broken out.
+A canary is a listener on a private address that the channel does not allow; a connection to it is a breakout.
 """
 
 import base64
@@ -63,10 +63,10 @@ class Folder(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def canary() -> Iterator[list[str]]:
-    """Its first item is its address; who connects adds another."""
-    told: list[str] = []
+    """The first item is its address; every connection adds another."""
+    visits: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        told.append(f"127.0.0.1:{listener.getsockname()[1]}")
+        visits.append(f"127.0.0.1:{listener.getsockname()[1]}")
 
         def listen() -> None:
             while True:
@@ -74,12 +74,12 @@ def canary() -> Iterator[list[str]]:
                     connection, _ = listener.accept()
                 except OSError:
                     return
-                told.append("somebody came")
+                visits.append("a connection")
                 connection.close()
 
         thread = threading.Thread(target=listen)
         thread.start()
-        yield told
+        yield visits
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
 
@@ -89,13 +89,13 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_film(tmp_path_factory.mktemp("web") / "film.ts", 1, 4, width=160, height=90)
 
 
-def gateway_for(url: str, *allow: str) -> tuple[HttpRelay, list[str]]:
-    told: list[str] = []
-    return HttpRelay(url, ReachPolicy.of(url, allow), lambda _kind, sentence: told.append(sentence)), told
+def relay_for(url: str, *allow: str) -> tuple[HttpRelay, list[str]]:
+    problems: list[str] = []
+    return HttpRelay(url, ReachPolicy.of(url, allow), lambda _kind, sentence: problems.append(sentence)), problems
 
 
-def read(address: str) -> bytes:
-    with urllib.request.urlopen(address, timeout=20) as reply:
+def read(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=20) as reply:
         body: bytes = reply.read()
         return body
 
@@ -132,7 +132,7 @@ HOSTILE_TAGS = [
 ]
 
 
-def test_nothing_a_playlist_names_reaches_a_private_address(canary: list[str]) -> None:
+def test_no_url_of_a_playlist_reaches_a_private_address(canary: list[str]) -> None:
     port = canary[0].rpartition(":")[2]
     lines = [one.replace("{}", canary[0]).replace("{port}", port) for one in HOSTILE_LINES]
     tags = [tag.replace("{}", line) for tag in HOSTILE_TAGS for line in lines if '"' not in line]
@@ -145,17 +145,17 @@ def test_nothing_a_playlist_names_reaches_a_private_address(canary: list[str]) -
             request.wfile.write(playlist.encode())
 
     with serving(answering(answer)) as web:
-        gateway, told = gateway_for(f"http://127.0.0.1:{web.server_address[1]}/live.m3u8")
-        rewritten = read(gateway.address).decode()
+        relay, problems = relay_for(f"http://127.0.0.1:{web.server_address[1]}/live.m3u8")
+        rewritten = read(relay.url).decode()
         links = [word for line in rewritten.splitlines() for word in line.split('"') if "://" in word]
         assert len(links) == len(lines) + len(tags)
         for link in links:
-            assert link.startswith(f"http://127.0.0.1:{gateway.port}/")
+            assert link.startswith(f"http://127.0.0.1:{relay.port}/")
             with pytest.raises(urllib.error.HTTPError):
                 read(link)
     assert canary[1:] == []
-    assert any("a private address that nobody named" in sentence for sentence in told)
-    assert any("neither http nor https" in sentence for sentence in told)
+    assert any("a private address that the channel does not allow" in sentence for sentence in problems)
+    assert any("neither http nor https" in sentence for sentence in problems)
 
 
 def redirecting(to: str) -> Answer:
@@ -168,42 +168,42 @@ def redirecting(to: str) -> Answer:
 
 
 @pytest.mark.parametrize("to", ["http://{}/x", "https://{}/x", "//{}/x", "file:///etc/passwd", "tcp://{}", "/again"])
-def test_a_redirect_reaches_no_private_address_and_does_not_run_in_circles(canary: list[str], to: str) -> None:
+def test_a_redirect_reaches_no_private_address_and_does_not_loop(canary: list[str], to: str) -> None:
     with serving(answering(redirecting(to.replace("{}", canary[0])))) as web:
-        gateway, told = gateway_for(f"http://127.0.0.1:{web.server_address[1]}/live.ts")
+        relay, problems = relay_for(f"http://127.0.0.1:{web.server_address[1]}/live.ts")
         with pytest.raises(urllib.error.HTTPError):
-            read(gateway.address)
+            read(relay.url)
     assert canary[1:] == []
-    assert told
+    assert problems
 
 
-def test_a_private_place_that_is_allowed_is_reached(film: Path) -> None:
+def test_a_private_host_that_is_allowed_is_reached(film: Path) -> None:
     with (
         serving(partial(Folder, directory=str(film.parent))) as web,
-        serving(answering(redirecting(f"http://localhost:{web.server_address[1]}/film.ts"))) as door,
+        serving(answering(redirecting(f"http://localhost:{web.server_address[1]}/film.ts"))) as redirect,
     ):
-        url = f"http://127.0.0.1:{door.server_address[1]}/x"
-        assert read(gateway_for(url, "localhost")[0].address) == film.read_bytes()
-        assert read(gateway_for(url, "127.0.0.0/8", "::1")[0].address) == film.read_bytes()
+        url = f"http://127.0.0.1:{redirect.server_address[1]}/x"
+        assert read(relay_for(url, "localhost")[0].url) == film.read_bytes()
+        assert read(relay_for(url, "127.0.0.0/8", "::1")[0].url) == film.read_bytes()
         with pytest.raises(urllib.error.HTTPError):
-            read(gateway_for(url, "10.0.0.0/8")[0].address)
+            read(relay_for(url, "10.0.0.0/8")[0].url)
 
 
-def test_other_processes_of_this_machine_cannot_use_the_door(film: Path) -> None:
+def test_other_processes_of_this_machine_cannot_use_the_relay(film: Path) -> None:
     with serving(partial(Folder, directory=str(film.parent))) as web:
-        gateway, _ = gateway_for(f"http://127.0.0.1:{web.server_address[1]}/film.ts")
-        base = f"http://127.0.0.1:{gateway.port}"
+        relay, _ = relay_for(f"http://127.0.0.1:{web.server_address[1]}/film.ts")
+        base = f"http://127.0.0.1:{relay.port}"
         for path in ("/", "/0/film.ts", "/0000000000000000/0/film.ts", "//0/", "/x/y/z"):
             with pytest.raises(urllib.error.HTTPError):
                 read(base + path)
 
 
-def test_user_and_password_open_what_they_are_for_and_go_nowhere_else() -> None:
-    seen: list[tuple[str, str | None]] = []
+def test_user_and_password_are_sent_to_their_host_only() -> None:
+    requests: list[tuple[str, str | None]] = []
 
-    def guarded(request: BaseHTTPRequestHandler) -> None:
+    def protected(request: BaseHTTPRequestHandler) -> None:
         given = request.headers.get("Authorization")
-        seen.append((request.path, given))
+        requests.append((request.path, given))
         if given != "Basic " + base64.b64encode(f"us er:{SECRET}@".encode()).decode():
             request.send_response(401)
             request.send_header("WWW-Authenticate", 'Basic realm="x"')
@@ -214,27 +214,27 @@ def test_user_and_password_open_what_they_are_for_and_go_nowhere_else() -> None:
             request.send_response(200)
         request.end_headers()
         if request.path == "/in":
-            request.wfile.write(b"seen")
+            request.wfile.write(b"content")
 
     def elsewhere(request: BaseHTTPRequestHandler) -> None:
-        seen.append((request.path, request.headers.get("Authorization")))
+        requests.append((request.path, request.headers.get("Authorization")))
         request.send_response(401)
         request.send_header("WWW-Authenticate", 'Basic realm="x"')
         request.end_headers()
 
-    with serving(answering(guarded)) as web, serving(answering(elsewhere)) as other:
+    with serving(answering(protected)) as web, serving(answering(elsewhere)) as other:
         host = f"us%20er:{SECRET}%40@127.0.0.1:{web.server_address[1]}"
-        assert read(gateway_for(f"http://{host}/in")[0].address) == b"seen"
+        assert read(relay_for(f"http://{host}/in")[0].url) == b"content"
         with pytest.raises(urllib.error.HTTPError) as refused:
-            read(gateway_for(f"http://{host}/away", "127.0.0.1")[0].address)
+            read(relay_for(f"http://{host}/away", "127.0.0.1")[0].url)
         assert refused.value.code == 401
-    assert ("/elsewhere", None) in seen
-    assert not any(path == "/elsewhere" and given for path, given in seen)
+    assert ("/elsewhere", None) in requests
+    assert not any(path == "/elsewhere" and given for path, given in requests)
 
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, Path]:
-    """A server's side of TLS for 127.0.0.1, and the file that a client would have to trust."""
+    """A TLS context for a server on 127.0.0.1, and the certificate that a client would have to trust."""
     folder = tmp_path_factory.mktemp("tls")
     key, public = folder / "key.pem", folder / "cert.pem"
     subject = ["-subj", "/CN=here", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-nodes"]
@@ -246,7 +246,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContex
 
 
 @pytest.mark.system
-def test_a_certificate_that_is_not_trusted_is_refused_and_a_trusted_one_is_not(
+def test_an_untrusted_certificate_is_refused_and_a_trusted_one_accepted(
     film: Path, certificate: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context, public = certificate
@@ -257,24 +257,24 @@ def test_a_certificate_that_is_not_trusted_is_refused_and_a_trusted_one_is_not(
             with pytest.raises(MediaError, match="certificate that is not trusted"):
                 list(child.frames())
             assert child.failure == "untrusted"
-        # A playlist of plain HTTP does not make its segments less checked.
+        # Segments over HTTPS are verified even if the playlist came over plain HTTP.
         (film.parent / "plain.m3u8").write_text(
             f"#EXTM3U\n#EXT-X-TARGETDURATION:4\n#EXTINF:4,\n{url.replace('live.m3u8', 'film.ts')}\n#EXT-X-ENDLIST\n"
         )
         with serving(partial(Folder, directory=str(film.parent))) as plain:
-            gateway, told = gateway_for(f"http://127.0.0.1:{plain.server_address[1]}/plain.m3u8", "127.0.0.1")
-            segment = read(gateway.address).decode().splitlines()[3]
+            relay, problems = relay_for(f"http://127.0.0.1:{plain.server_address[1]}/plain.m3u8", "127.0.0.1")
+            segment = read(relay.url).decode().splitlines()[3]
             with pytest.raises(urllib.error.HTTPError):
                 read(segment)
-            assert "certificate that is not trusted" in told[-1]
+            assert "certificate that is not trusted" in problems[-1]
         monkeypatch.setenv("SSL_CERT_FILE", str(public))
         with DecodingChild(url, live=True) as child:
             assert [frame.second for frame in child.frames()] == [0, 1, 2, 3, 4]
 
 
-def test_small_chunks_that_wait_are_passed_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_chunks_that_are_ready_are_forwarded_without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces = [b"piece %03d " % n for n in range(300)]
-    waits: list[float] = []
+    pauses: list[float] = []
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.protocol_version = "HTTP/1.1"
@@ -284,16 +284,16 @@ def test_small_chunks_that_wait_are_passed_on_at_once(monkeypatch: pytest.Monkey
         request.wfile.write(b"".join(b"%x\r\n%b\r\n" % (len(p), p) for p in pieces) + b"0\r\n\r\n")
 
     with serving(answering(answer)) as web:
-        gateway, _ = gateway_for(f"http://127.0.0.1:{web.server_address[1]}/x")
-        monkeypatch.setattr("reference_db.media.http_relay.time.sleep", waits.append)
-        assert read(gateway.address) == b"".join(pieces)
-    assert len(waits) < 30  # one for each piece would be 300
+        relay, _ = relay_for(f"http://127.0.0.1:{web.server_address[1]}/x")
+        monkeypatch.setattr("reference_db.media.http_relay.time.sleep", pauses.append)
+        assert read(relay.url) == b"".join(pieces)
+    assert len(pauses) < 30  # one for each piece would be 300
 
 
-def test_what_comes_slowly_is_waited_for_in_the_stream_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr("reference_db.media.http_relay.AT_ONCE_S", -1.0)  # everything counts as slow
-    monkeypatch.setattr("reference_db.media.http_relay.time.sleep", waits.append)
+def test_the_relay_pauses_in_the_stream_itself_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("reference_db.media.http_relay.READY_S", -1.0)  # everything counts as slow
+    monkeypatch.setattr("reference_db.media.http_relay.time.sleep", pauses.append)
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -301,17 +301,17 @@ def test_what_comes_slowly_is_waited_for_in_the_stream_alone(monkeypatch: pytest
         handler.wfile.write(b"x" * 200_000)
 
     with serving(answering(answer)) as web:
-        place = f"http://127.0.0.1:{web.server_address[1]}"
-        gateway, _ = gateway_for(f"{place}/air.ts")
-        segment = gateway.local(f"{place}/segment.ts")
+        base = f"http://127.0.0.1:{web.server_address[1]}"
+        relay, _ = relay_for(f"{base}/live.ts")
+        segment = relay.local_url(f"{base}/segment.ts")
         assert len(read(segment)) == 200_000
-        assert not waits  # many of them are behind each other, and each has a connection of its own
-        assert len(read(gateway.address)) == 200_000
-        assert waits
+        assert not pauses  # FFmpeg reads many segments one after the other
+        assert len(read(relay.url)) == 200_000
+        assert pauses
 
 
 @pytest.mark.parametrize("length", [True, False])
-def test_a_stream_that_ends_has_ended_whether_or_not_its_length_was_told(film: Path, length: bool) -> None:
+def test_a_stream_that_ends_is_no_failure_with_or_without_a_length(film: Path, length: bool) -> None:
     content = film.read_bytes()
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -329,7 +329,7 @@ def test_a_stream_that_ends_has_ended_whether_or_not_its_length_was_told(film: P
         assert child.failure is None
 
 
-def test_a_stream_that_is_cut_off_was_lost(film: Path) -> None:
+def test_a_truncated_stream_counts_as_lost(film: Path) -> None:
     content = film.read_bytes()
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -343,7 +343,7 @@ def test_a_stream_that_is_cut_off_was_lost(film: Path) -> None:
         serving(answering(answer)) as web,
         DecodingChild(f"http://127.0.0.1:{web.server_address[1]}/x", live=True) as child,
     ):
-        with pytest.raises(MediaError, match="hung up"):
+        with pytest.raises(MediaError, match="closed the connection"):
             list(child.frames())
         assert child.failure == "lost"
 
@@ -360,7 +360,7 @@ def test_a_hostile_playlist_reaches_no_canary_through_a_real_decoder(canary: lis
     with (
         serving(answering(answer)) as web,
         DecodingChild(f"http://127.0.0.1:{web.server_address[1]}/x.m3u8", live=True, opening_s=20) as child,
-        pytest.raises(MediaError, match=r"nobody named|neither http nor https"),
+        pytest.raises(MediaError, match=r"does not allow|neither http nor https"),
     ):
         list(child.frames())
     assert canary[1:] == []

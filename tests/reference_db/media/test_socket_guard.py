@@ -1,23 +1,31 @@
-"""RTSP redirects: FFmpeg follows them by itself, so its own sockets are guarded."""
+"""The socket guard: FFmpeg follows RTSP redirects by itself, so its own sockets are checked."""
 
 from __future__ import annotations
 
+import platform
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+import av
 import pytest
 
 from reference_db.errors import MediaError
 from reference_db.media.addresses import AddressRefused, ReachPolicy
 from reference_db.media.decoding import DecodingChild
+from reference_db.media.socket_guard import guard
 from tests.chaos.hostile import Canary
+
+README = Path(guard.__file__).with_name("README.md")
+# Functions of libc by which a library could reach an address without `connect` and `sendto`.
+UNGUARDED = {b"sendmsg", b"sendmmsg", b"syscall", b"dlsym", b"io_uring_setup"}
 
 
 @contextmanager
 def redirecting(to: str) -> Iterator[int]:
-    """An RTSP server that sends everybody elsewhere; gives its port."""
+    """An RTSP server that answers every request with a redirect; yields its port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -25,8 +33,8 @@ def redirecting(to: str) -> Iterator[int]:
                 try:
                     client, _ = listener.accept()
                     with client:
-                        while asked := client.recv(4096).decode():
-                            number = next(line for line in asked.splitlines() if line.lower().startswith("cseq"))
+                        while request := client.recv(4096).decode():
+                            number = next(line for line in request.splitlines() if line.lower().startswith("cseq"))
                             answer = f"RTSP/1.0 302 Moved\r\n{number}\r\nLocation: {to}\r\n\r\n"
                             client.sendall(answer.encode())
                 except OSError:
@@ -40,9 +48,7 @@ def redirecting(to: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(("allow", "visits"), [((), 0), (("127.0.0.0/8",), 1)])
-def test_a_redirect_to_a_private_address_is_followed_only_where_it_is_allowed(
-    allow: tuple[str, ...], visits: int
-) -> None:
+def test_a_redirect_to_a_private_address_is_followed_only_if_it_is_allowed(allow: tuple[str, ...], visits: int) -> None:
     with (
         Canary() as canary,
         redirecting(f"rtsp://127.0.0.1:{canary.port}/inner") as port,
@@ -55,11 +61,30 @@ def test_a_redirect_to_a_private_address_is_followed_only_where_it_is_allowed(
         assert min(canary.visits, 1) == visits
 
 
-def test_datagrams_of_the_named_host_may_use_any_port() -> None:
-    reach = ReachPolicy("127.0.0.1", 554)
-    reach.check("127.0.0.1", 554, is_stream=True)
-    reach.check("127.0.0.1", 6000, is_stream=False)
-    reach.check("8.8.8.8", 1, is_stream=True)
+def test_datagrams_of_the_configured_host_may_use_any_port() -> None:
+    policy = ReachPolicy("127.0.0.1", 554)
+    policy.check("127.0.0.1", 554, is_stream=True)
+    policy.check("127.0.0.1", 6000, is_stream=False)
+    policy.check("8.8.8.8", 1, is_stream=True)
     for address, port, is_stream in (("127.0.0.1", 555, True), ("127.0.0.2", 554, True), ("10.0.0.1", 6000, False)):
         with pytest.raises(AddressRefused):
-            reach.check(address, port, is_stream=is_stream)
+            policy.check(address, port, is_stream=is_stream)
+
+
+def test_the_page_names_the_installed_versions_as_checked() -> None:
+    libavformat = ".".join(map(str, av.library_versions["libavformat"]))
+    row = f"| {av.__version__} | {av.ffmpeg_version_info} | {libavformat} | {platform.machine()}, glibc |"
+    assert row in README.read_text().splitlines(), f"check this PyAV as {README} says, then add: {row}"
+
+
+def test_libavformat_reaches_addresses_by_guarded_functions_only() -> None:
+    imported = {name for name, _ in guard._imported_functions(guard._base_address(guard.LIBRARY))}
+    assert {b"connect", b"sendto"} <= imported
+    assert imported & UNGUARDED == set()
+
+
+@pytest.mark.parametrize("library", ["no-such-library", "libpython", "[stack]"])
+def test_a_library_that_cannot_be_patched_is_refused(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "LIBRARY", library)
+    with pytest.raises(AddressRefused, match="RTSP and RTMP are disabled"):
+        guard.install(ReachPolicy("127.0.0.1", 554), lambda sentence: None)
