@@ -41,7 +41,7 @@ from monitor.ops.health import Health, set_problem
 from monitor.ops.metrics import Metrics
 from monitor.ops.process import stop_on_signals
 from monitor.ops.systemd import notify
-from monitor.runtime.channel_roster import ChannelRoster, keep_watching, open_source, reload
+from monitor.runtime.channel_roster import ChannelRoster, open_source, run_channel, watch_config
 from monitor.web.server import serve_probes
 from reference_db.features.encoder import Encoder, is_informative, load_encoder
 
@@ -82,7 +82,7 @@ async def ingest(
         source = open_source(channel, metrics, real_time=real_time)
         goes_on = lambda: stop.is_set() or channel.name in moved  # noqa: E731
         work = partial(_publish, source, packing, publisher, metrics, goes_on)
-        return source, keep_watching(source.channel, _nothing, work, stop)
+        return source, run_channel(source.channel, _nothing, work, stop)
 
     try:
         async with serve_probes(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
@@ -101,7 +101,7 @@ async def ingest(
                     )
                 else:
                     await roster.update(settings.channels)
-                    background.append(tasks.create_task(reload(config, settings.data_dir, roster)))
+                    background.append(tasks.create_task(watch_config(config, settings.data_dir, roster)))
                 await stop.wait()
             for task in background:
                 task.cancel()

@@ -46,7 +46,7 @@ from monitor.ops.systemd import notify
 from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.batcher import Batcher
-from monitor.runtime.index_refresh import follow, report_index
+from monitor.runtime.index_refresh import report_index, watch_catalog
 from monitor.runtime.models import load_models
 from monitor.web.server import serve_probes
 from reference_db.search.index import IndexKeeper
@@ -86,7 +86,7 @@ async def match(
     member = MatchMember(works, partial(set_problem, problems, "kafka"), stop)
     try:
         async with serve_probes(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
-            refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
+            refreshing = tasks.create_task(watch_catalog(keeper, library, metrics, problems, workers["refresher"]))
             heeding = tasks.create_task(watch_rights(rights, library, metrics, problems))
             logger.info("matching against %d references; health at %s", len(library.index.references), address)
             notify("READY=1", f"STATUS=matching against {len(library.index.references)} references")

@@ -35,8 +35,8 @@ from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.batcher import Batcher
 from monitor.runtime.channel_monitor import ChannelMonitor
-from monitor.runtime.channel_roster import ChannelRoster, keep_watching, open_source, reload
-from monitor.runtime.index_refresh import follow, report_index
+from monitor.runtime.channel_roster import ChannelRoster, open_source, run_channel, watch_config
+from monitor.runtime.index_refresh import report_index, watch_catalog
 from monitor.runtime.models import load_models
 from monitor.runtime.recovery import Recovery
 from monitor.runtime.runner import run_stream
@@ -131,7 +131,7 @@ async def serve(
         source = glimpses.wrap(open_source(channel, metrics, real_time=real_time))
         thinking = ChannelMonitor(library, models, settings, metrics, evidence)
         work = partial(run_stream, source, thinking, dispatcher, compute, metrics, is_paused)
-        return source, keep_watching(
+        return source, run_channel(
             source.channel, partial(_recover, kept, source, thinking, dispatcher, metrics), work, stop
         )
 
@@ -145,17 +145,17 @@ async def serve(
             for server, listener in zip(servers, listeners, strict=True):
                 tasks.create_task(server.serve([listener]))
             beating = tasks.create_task(measure_loop_lag(metrics))
-            refreshing = tasks.create_task(follow(keeper, library, metrics, problems, workers["refresher"]))
+            refreshing = tasks.create_task(watch_catalog(keeper, library, metrics, problems, workers["refresher"]))
             heeding = tasks.create_task(watch_rights(rights, library, metrics, problems, station.history, dispatcher))
             feeding = tasks.create_task(feed_watchdog(lambda: health.stuck_worker))
             facing = tasks.create_task(face.run())
             await roster.update(settings.channels)
-            reloading = tasks.create_task(reload(config, settings.data_dir, roster))
+            reloading = tasks.create_task(watch_config(config, settings.data_dir, roster))
             if settings.kafka.follow_alerts:
                 complain = partial(set_problem, problems, "kafka")
                 following.append(tasks.create_task(follow_alerts(settings.kafka, dispatcher, metrics, complain)))
             watched = [channel.name for channel in settings.channels]
-            for entry in kept.left_over(watched, in_a_fleet=settings.kafka.follow_alerts):
+            for entry in kept.end_removed(watched, with_kafka=settings.kafka.follow_alerts):
                 await dispatcher.put(entry)
             address, *_ = addresses = [url_of(listener) for listener in listeners]
             n_references = len(library.index.references)
@@ -203,7 +203,7 @@ async def _recover(
     kept: Recovery, source: Source, watch: ChannelMonitor, dispatcher: AlertDispatcher, metrics: Metrics
 ) -> None:
     """Has the channel go on from what an earlier life kept of it."""
-    await dispatcher.put(await asyncio.to_thread(kept.give_back, source, watch, metrics))
+    await dispatcher.put(await asyncio.to_thread(kept.restore, source, watch, metrics))
 
 
 def _log(alert: Alert) -> None:

@@ -23,11 +23,11 @@ from monitor.ops.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
-RELOAD_S = 1.0  # how often the configuration is looked at
-MEMORY_SHARE = 0.95  # of what may be used; beyond it no channel is begun
-CHANNEL_BYTES = 100 << 20  # of memory that a channel takes, decoder and all, by `scripts/bench.py channels`
-SETTLING_S = 30.0  # after which it has taken it
-ADMIT_S = 2.0  # how often it is asked whether there is room again
+RELOAD_S = 1.0  # between two checks of the configuration file
+MEMORY_SHARE = 0.95  # of the memory limit; beyond it no channel is started
+CHANNEL_BYTES = 100 << 20  # memory of a channel with its decoder, by `scripts/bench.py channels`
+SETTLING_S = 30.0  # after which a started channel has allocated it
+ADMIT_S = 2.0  # between two checks whether there is memory for held-back channels
 
 
 def open_source(channel: ChannelSettings, metrics: Metrics, *, real_time: bool = True) -> Source:
@@ -39,63 +39,63 @@ def open_source(channel: ChannelSettings, metrics: Metrics, *, real_time: bool =
 
 
 class ChannelRoster:
-    """The channels that are being watched; each has a source and a task, and none touches another.
+    """The channels that are being watched; each has a source and a task, independent of the others.
 
-    While memory is nearly used up no channel is begun, but for the first; those that run go on.
+    While memory is nearly used up no further channel is started, except the first; running ones continue.
     """
 
     def __init__(
         self,
         tasks: asyncio.TaskGroup,
-        watch: Callable[[ChannelSettings], tuple[Source, Coroutine[None, None, None]]],
+        open_channel: Callable[[ChannelSettings], tuple[Source, Coroutine[None, None, None]]],
         metrics: Metrics,
         limits: Callable[[], list[MemoryLimit]] = memory_limits,
         on_removed: Callable[[str], None] = lambda channel: None,
     ) -> None:
         self._tasks = tasks
-        self._watch = watch
+        self._open_channel = open_channel
         self._metrics = metrics
         self._limits = limits
         self._on_removed = on_removed  # called once nothing is read from the channel any more
         self._watched: dict[str, tuple[ChannelSettings, Source, asyncio.Task[None]]] = {}
-        self._begun: deque[float] = deque()  # when the youngest channels began
+        self._started: deque[float] = deque()  # when each of the newest channels started
         self._held_back: list[ChannelSettings] = []
         self._admitting: asyncio.Task[None] | None = None
 
     async def update(self, wanted: list[ChannelSettings]) -> None:
-        """Stops what is no longer wanted, to the last word on its alerts, then starts what is new; the rest goes on."""
-        gone = [name for name, (channel, _, _) in self._watched.items() if channel not in wanted]
-        await asyncio.gather(*(self._watched[name][1].close() for name in gone))
-        await asyncio.gather(*(self._watched[name][2] for name in gone))
-        for name in gone:
+        """Stops channels that are no longer wanted, after their last alerts, then starts new ones; others continue."""
+        removed = [name for name, (channel, _, _) in self._watched.items() if channel not in wanted]
+        await asyncio.gather(*(self._watched[name][1].close() for name in removed))
+        await asyncio.gather(*(self._watched[name][2] for name in removed))
+        for name in removed:
             del self._watched[name]
             self._metrics.forget(name)
             self._on_removed(name)
         self._held_back = [channel for channel in wanted if channel.name not in self._watched]
         self._admit()
         if self._held_back and (self._admitting is None or self._admitting.done()):
-            logger.warning("memory is nearly used up: %d channels wait for room", len(self._held_back))
+            logger.warning("memory is nearly used up: %d channels wait for memory", len(self._held_back))
             self._admitting = self._tasks.create_task(self._keep_admitting())
         elif not self._held_back and self._admitting is not None:
             self._admitting.cancel()
 
     def _admit(self) -> None:
-        """Begins those for which there is memory."""
+        """Starts the channels for which there is memory."""
         while self._held_back and (self._room() > 0 or not self._watched):
             channel = self._held_back.pop(0)
-            source, watching = self._watch(channel)
-            task = self._tasks.create_task(watching)
+            source, running = self._open_channel(channel)
+            task = self._tasks.create_task(running)
             task.add_done_callback(partial(_end, self._metrics.channels.of(channel.name)))
             self._watched[channel.name] = channel, source, task
-            self._begun.append(time.monotonic())
+            self._started.append(time.monotonic())
         self._metrics.channels_held_back.set(len(self._held_back))
 
     def _room(self) -> int:
-        """How many more channels the memory has room for; one that has just begun has not taken its share yet."""
-        while self._begun and time.monotonic() - self._begun[0] > SETTLING_S:
-            self._begun.popleft()
+        """How many more channels fit into memory; one that has just started has not allocated its share yet."""
+        while self._started and time.monotonic() - self._started[0] > SETTLING_S:
+            self._started.popleft()
         left_bytes = min((memory.left_bytes(MEMORY_SHARE) for memory in self._limits()), default=math.inf)
-        return int(min(left_bytes / CHANNEL_BYTES, 1e6)) - len(self._begun)
+        return int(min(left_bytes / CHANNEL_BYTES, 1e6)) - len(self._started)
 
     async def _keep_admitting(self) -> None:
         while self._held_back:
@@ -109,7 +109,7 @@ class ChannelRoster:
 
     @property
     def watched(self) -> list[tuple[ChannelSettings, bool]]:
-        """The channels, and whether each has come to its end, as a file does."""
+        """The channels, and whether each has ended, as a file does."""
         return [(channel, task.done()) for channel, _, task in list(self._watched.values())]
 
 
@@ -117,31 +117,31 @@ def _end(status: ChannelStatus, task: object) -> None:
     status.end()
 
 
-async def reload(config: Path | None, data_dir: Path, roster: ChannelRoster) -> None:
-    """Follows the channels of the file; other settings take effect at the next start. A wrong file changes nothing."""
+async def watch_config(config: Path | None, data_dir: Path, roster: ChannelRoster) -> None:
+    """Applies channel changes of the file; other settings wait for a restart. An invalid file changes nothing."""
     if config is None:
         return
-    known = await asyncio.to_thread(_mark, config)
+    last = await asyncio.to_thread(_file_stamp, config)
     while True:
         await asyncio.sleep(RELOAD_S)
-        mark = await asyncio.to_thread(_mark, config)
-        if mark == known or mark is None:
+        stamp = await asyncio.to_thread(_file_stamp, config)
+        if stamp == last or stamp is None:
             continue
-        known = mark
+        last = stamp
         try:
             settings = await asyncio.to_thread(load_settings, config, data_dir=data_dir)
         except ConfigError as error:
-            logger.error("the channels stay as they are: %s", error)
+            logger.error("channels unchanged, the configuration is invalid: %s", error)
             continue
         before, after = {one.name for one in roster.channels}, {one.name for one in settings.channels}
         await roster.update(settings.channels)
         logger.info(
-            "channels changed: %d new, %d gone, %d in all", len(after - before), len(before - after), len(after)
+            "channels changed: %d added, %d removed, %d in total", len(after - before), len(before - after), len(after)
         )
 
 
-def _mark(config: Path) -> tuple[int, int, int] | None:
-    """What changes when the file does; None while it is not there (an editor may be replacing it)."""
+def _file_stamp(config: Path) -> tuple[int, int, int] | None:
+    """A value that changes with the file; None while it does not exist (an editor may be replacing it)."""
     try:
         status = config.stat()
     except OSError:
@@ -149,21 +149,21 @@ def _mark(config: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-async def keep_watching(
+async def run_channel(
     channel: str, recover: Callable[[], Awaitable[None]], work: Callable[[], Awaitable[None]], stop: asyncio.Event
 ) -> None:
-    """One channel for life: whatever ends it is told once and it is started again; no other channel notices."""
+    """Runs one channel until its stream ends: an error is logged and the channel restarted; others are not affected."""
     backoff = Backoff()
     with channel_logs(channel):
         try:
             await recover()
         except Exception:
-            logger.exception("what was kept of the channel could not be gone on from; it begins anew")
+            logger.exception("could not restore the channel from its snapshot; starting fresh")
         while not stop.is_set():
             try:
                 await work()
                 logger.info("the stream ended")
                 return
             except Exception:
-                logger.exception("the channel failed; starting it again in %.0f s", backoff.next_s)
+                logger.exception("the channel failed; restarting it in %.0f s", backoff.next_s)
                 await backoff.wait(stop)

@@ -1,6 +1,6 @@
-"""A recording searched by the pipeline that `serve` runs: a file in, its final segments out.
+"""Checks a recording with the pipeline that `serve` runs: a file in, its final segments out.
 
-Nothing is kept: a recording can always be checked again.
+Nothing is stored: a recording can always be checked again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check_file(
 ) -> list[dict[str, object]]:
     """One JSON-able object per final segment, in the file's own seconds, by the pipeline that `serve` runs.
 
-    `progress` is told the second reached and the file's length where it says one. Raises MediaError, CatalogError.
+    `progress` gets the second reached and the file's length, if the file says one. Raises MediaError, CatalogError.
     """
     return asyncio.run(_check_file(path, channel, settings, on_alert, progress))
 
@@ -59,36 +59,38 @@ async def _check_file(
     library = ActiveLibrary(index, RightsStore(settings.data_dir).rules())
     segments: list[Alert] = []
 
-    def keep(alert: Alert) -> None:
+    def collect(alert: Alert) -> None:
         on_alert(alert)
         if alert.type == ENDED:
             segments.append(alert)
 
-    compute = Batcher(models, metrics)
+    batcher = Batcher(models, metrics)
     source = FileSource(path, metrics.channels.of(channel))
-    watch = _Reporting(library, models, settings, metrics, lambda s: progress(s, duration_s) if progress else None)
+    monitor = _ProgressMonitor(
+        library, models, settings, metrics, lambda second: progress(second, duration_s) if progress else None
+    )
     try:
-        await run_stream(source, watch, CallbackDelivery(keep), compute, metrics)
+        await run_stream(source, monitor, CallbackDelivery(collect), batcher, metrics)
     finally:
-        compute.close()
+        batcher.close()
     return [alert.as_dict() for alert in sorted(segments, key=lambda alert: (alert.channel_start, alert.id))]
 
 
 class CallbackDelivery:
-    """Hands alerts to a function as they come."""
+    """Calls a function with each alert; stores nothing."""
 
     stores_snapshots = False
 
-    def __init__(self, tell: Callable[[Alert], None]) -> None:
-        self._tell = tell
+    def __init__(self, on_alert: Callable[[Alert], None]) -> None:
+        self._on_alert = on_alert
 
     async def put(self, entry: OutboxEntry) -> None:
         for alert in entry.alerts:
-            self._tell(alert)
+            self._on_alert(alert)
 
 
-class _Reporting(ChannelMonitor):
-    """A watch that says how far it has come."""
+class _ProgressMonitor(ChannelMonitor):
+    """A channel monitor that reports the second it has reached."""
 
     def __init__(
         self,
@@ -96,12 +98,12 @@ class _Reporting(ChannelMonitor):
         models: Models,
         settings: Settings,
         metrics: Metrics,
-        reached: Callable[[float], None],
+        on_second: Callable[[float], None],
     ) -> None:
         super().__init__(library, models, settings, metrics)
-        self._reached = reached
+        self._on_second = on_second
 
     def match_step(self, sample: Sample, row: NDArray[np.float32], informative: bool) -> MatchStep[Outcome]:
         outcome = yield from super().match_step(sample, row, informative)
-        self._reached(outcome.second + 1)
+        self._on_second(outcome.second + 1)
         return outcome

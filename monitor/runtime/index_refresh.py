@@ -1,6 +1,6 @@
-"""A library that is kept fresh while it is in use: new generations of the index are made aside, then swapped in.
+"""Keeps the index of a running monitor up to date: builds new generations in the background, then swaps them in.
 
-Nothing here runs in the compute thread, and what is heavy runs at a low priority, so that no second waits for it.
+Nothing here runs in the batcher's thread, and heavy work runs at a low priority, so that no frame waits for it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-REFRESH_S = 1.0  # how often the catalogue is asked whether it changed
-BUSY_S = 30.0  # until merging is tried again when it did not work, or another process is at it
+REFRESH_S = 1.0  # between two checks of the catalogue for changes
+BUSY_S = 30.0  # until a merge is retried that failed or that another process is doing
 LOW_PRIORITY = 10  # a nice value
 
 
 def report_index(index: ReferenceIndex, metrics: Metrics) -> None:
+    """Logs damaged references and exports the size of the index."""
     for id, what in index.damaged.items():
         logger.error("reference %s is not searched: %s; run `copywatch refs verify`", id, what)
     metrics.references.set(len(index.references))
@@ -38,39 +39,39 @@ def report_index(index: ReferenceIndex, metrics: Metrics) -> None:
     metrics.index_generation.set(index.generation)
 
 
-async def follow(
+async def watch_catalog(
     keeper: IndexKeeper, library: ActiveLibrary, metrics: Metrics, problems: dict[str, str], worker: Worker
 ) -> None:
-    """Swaps in a new index soon after the catalogue changed; matching goes on with the old one meanwhile."""
+    """Swaps in a new index soon after the catalogue changed; matching uses the old one until then. Never returns."""
     metrics.process.index_checked_s = time.monotonic()
     async with asyncio.TaskGroup() as tasks:
         merging: asyncio.Task[None] | None = None
         while True:
             await asyncio.sleep(REFRESH_S)
-            asked_at = time.monotonic()
+            checked_at = time.monotonic()
             try:
-                asking = asyncio.ensure_future(asyncio.to_thread(keeper.refresh))
-                worker.track(asking)
-                index = await asking
+                refreshing = asyncio.ensure_future(asyncio.to_thread(keeper.refresh))
+                worker.track(refreshing)
+                index = await refreshing
                 _swap(library, index, metrics)
                 if keeper.is_complete:
-                    metrics.process.index_checked_s = asked_at
+                    metrics.process.index_checked_s = checked_at
                 problems.pop("index", None)
             except Exception as error:
                 if problems.get("index") != str(error):
                     logger.error("the index is stale: %s", error, exc_info=not isinstance(error, CatalogError))
                 problems["index"] = str(error)
-            # asked second: while a merge runs, the keeper may keep who asks waiting
+            # wants_compaction last: it may block while a merge runs
             if (merging is None or merging.done()) and keeper.wants_compaction:
                 merging = tasks.create_task(_merge(keeper, library, metrics))
 
 
 async def _merge(keeper: IndexKeeper, library: ActiveLibrary, metrics: Metrics) -> None:
-    """Merges what was added into the large part, at a low priority; what was searched before is searched till then."""
+    """Merges added references into the large shard, at a low priority; the old shards are searched until then."""
     try:
-        index = await _aside(keeper.compact)
+        index = await _at_low_priority(keeper.compact)
     except Exception as error:
-        logger.error("the index was not merged: %s", error, exc_info=not isinstance(error, CatalogError))
+        logger.error("merging the index failed: %s", error, exc_info=not isinstance(error, CatalogError))
         index = None
     if index is None:
         await asyncio.sleep(BUSY_S)
@@ -78,12 +79,12 @@ async def _merge(keeper: IndexKeeper, library: ActiveLibrary, metrics: Metrics) 
         _swap(library, index, metrics)
 
 
-async def _aside(work: Callable[[], T]) -> T:
-    """The result of `work`, done at a low priority in a thread that does not keep the process from ending."""
+async def _at_low_priority(work: Callable[[], T]) -> T:
+    """The result of `work`, run at a low priority in a thread that does not block the exit of the process."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
-    def tell(result: T | None, error: Exception | None) -> None:
+    def finish(result: T | None, error: Exception | None) -> None:
         if done.cancelled():
             return
         if error is not None:
@@ -92,14 +93,14 @@ async def _aside(work: Callable[[], T]) -> T:
             done.set_result(cast(T, result))
 
     def run() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)  # Linux: of this thread alone
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)  # on Linux of this thread only
         result, error = None, None
         try:
             result = work()
-        except Exception as broken:
-            error = broken
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(tell, result, error)
+        except Exception as failed:
+            error = failed
+        with suppress(RuntimeError):  # the loop has closed meanwhile
+            loop.call_soon_threadsafe(finish, result, error)
 
     threading.Thread(target=run, name="index", daemon=True).start()
     return await done

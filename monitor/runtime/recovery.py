@@ -1,8 +1,8 @@
-"""Recovery: what an earlier life of the monitor kept, given back to each channel before it begins.
+"""Recovery: restores each channel from the snapshot of the previous run before it starts.
 
-A channel whose snapshot fits goes on from it: its open alerts stay open, and what aired meanwhile is a gap. Where
-there is none, or it is refused, the channel begins anew, and whatever was told and never ended is ended by name of
-the reason. Nothing that was told is left hanging.
+A channel whose snapshot is valid resumes: its open alerts stay open, and the seconds missed meanwhile are a gap. If
+there is no snapshot, or it is refused, the channel starts fresh, and alerts that the previous run left open end with
+a reason. No alert stays open for ever.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class Recovery:
-    """Snapshots and open alerts by channel."""
+    """Snapshots and open alerts of the previous run, by channel."""
 
     snapshots: dict[str, bytes] = field(default_factory=dict)
     open_alerts: dict[str, list[Alert]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, outbox: Outbox) -> Recovery:
-        """What the outbox has; nothing where it cannot be read, since monitoring matters more."""
+        """Reads the outbox; empty if it cannot be read, since monitoring matters more."""
         try:
-            snapshots, told = outbox.snapshots(), outbox.open_alerts()
+            snapshots, open_alerts = outbox.snapshots(), outbox.open_alerts()
         except OutboxFailed as error:
-            logger.error("%s; every channel begins anew", error)
+            logger.error("%s; every channel starts fresh", error)
             return cls()
         by_channel = defaultdict(list)
-        for alert in told:
+        for alert in open_alerts:
             by_channel[alert.channel].append(alert)
         return cls(snapshots, dict(by_channel))
 
-    def give_back(self, source: Source, watch: ChannelMonitor, metrics: Metrics) -> OutboxEntry:
-        """Has a channel go on from its snapshot; what there is to tell of it at once."""
+    def restore(self, source: Source, monitor: ChannelMonitor, metrics: Metrics) -> OutboxEntry:
+        """Resumes a channel from its snapshot, if it can; the entry has the alerts to emit at once."""
         channel = source.channel
-        content, kept, alerts = self.snapshots.pop(channel, None), None, []
+        content, snapshot, alerts = self.snapshots.pop(channel, None), None, []
         if content is not None:
             try:
-                resumed = watch.restore(content)
-                source.resume(resumed.position)
-                if resumed.alerts:
-                    alerts, kept = list(resumed.alerts), watch.snapshot(resumed.position)  # one knows of the other
+                restored = monitor.restore(content)
+                source.resume(restored.position)
+                if restored.alerts:  # stored with a snapshot that knows of them
+                    alerts, snapshot = list(restored.alerts), monitor.snapshot(restored.position)
                 metrics.restores.labels(channel, "continued").inc()
-                logger.info("channel %s goes on from its snapshot; %d alerts open", channel, len(watch.open_alerts))
+                logger.info("channel %s resumed from its snapshot; %d alerts open", channel, len(monitor.open_alerts))
             except SnapshotRefused as refused:
                 metrics.restores.labels(channel, "refused").inc()
-                logger.warning("channel %s begins anew: %s", channel, refused)
+                logger.warning("channel %s starts fresh: %s", channel, refused)
                 if refused.notes is not None:
                     source.resume(refused.notes["position"])
-        known = watch.open_alerts | {alert.id for alert in alerts}
-        alerts += self._ended(channel, known, "state lost")
-        return OutboxEntry(channel, alerts, kept)
+        known = monitor.open_alerts | {alert.id for alert in alerts}
+        alerts += self._end(channel, known, "state lost")
+        return OutboxEntry(channel, alerts, snapshot)
 
-    def left_over(self, channels: Collection[str], *, in_a_fleet: bool = False) -> list[OutboxEntry]:
-        """The end of what is open on channels that are no longer watched, and of their snapshots.
+    def end_removed(self, channels: Collection[str], *, with_kafka: bool = False) -> list[OutboxEntry]:
+        """Entries that end the open alerts of channels other than these and drop their snapshots.
 
-        In a fleet, channels without a snapshot are watched by others.
+        With Kafka, channels without a snapshot here belong to other processes.
         """
-        known = self.snapshots.keys() if in_a_fleet else self.snapshots.keys() | self.open_alerts.keys()
-        gone = known - set(channels)
+        known = self.snapshots.keys() if with_kafka else self.snapshots.keys() | self.open_alerts.keys()
+        removed = known - set(channels)
         return [
-            OutboxEntry(channel, self._ended(channel, (), "channel removed"), drop_snapshot=True)
-            for channel in sorted(gone)
+            OutboxEntry(channel, self._end(channel, (), "channel removed"), drop_snapshot=True)
+            for channel in sorted(removed)
         ]
 
-    def _ended(self, channel: str, known: Collection[str], reason: str) -> list[Alert]:
+    def _end(self, channel: str, known: Collection[str], reason: str) -> list[Alert]:
         return [alert.ended(reason) for alert in self.open_alerts.pop(channel, []) if alert.id not in known]

@@ -178,7 +178,7 @@ def test_a_running_monitor_applies_changes_of_the_file(tmp_path: Path) -> None:
             assert copywatch("channels", "rm", "two", "--config", str(config)).returncode == 0
             wait_for(serving, 'channel="two"', there=False)
             config.write_text("channels: [wrong\n")  # an invalid file changes nothing
-            serving.wait_for("the channels stay as they are")
+            serving.wait_for("channels unchanged")
             metrics = serving.get("/metrics")[1]
             assert 'copywatch_channel_state{channel="one",state="up"} 1.0' in metrics
             assert 'copywatch_gap_seconds_total{channel="one"}' not in metrics

@@ -101,7 +101,7 @@ async def _live(folder: Path, exact_rows: int) -> None:
     keeper, metrics = IndexKeeper(folder, "enc-1", exact_rows=exact_rows), Metrics(CollectorRegistry())
     problems: dict[str, str] = {}
     lent = ActiveLibrary(keeper.refresh())
-    following = asyncio.create_task(index_refresh.follow(keeper, lent, metrics, problems, Worker()))
+    following = asyncio.create_task(index_refresh.watch_catalog(keeper, lent, metrics, problems, Worker()))
 
     async def until(is_so: Callable[[], bool]) -> None:
         while not is_so():

@@ -51,7 +51,7 @@ def test_killed_at_named_points_and_stopped_once_a_channel_tells_each_thing_once
         lives.append(Life(broken, point))
         assert lives[-1].process.wait(PATIENCE_S) == -signal.SIGKILL, (point, lives[-1].log)
     lives.append(Life(broken))
-    lives[-1].wait_for("goes on from its snapshot")
+    lives[-1].wait_for("resumed from its snapshot")
     assert lives[-1].end(signal.SIGTERM) == 0  # wherever that falls
     before = told(broken)
     lives.append(Life(broken))
@@ -75,7 +75,7 @@ def test_killed_on_air_an_alert_goes_on_with_a_gap_or_ends_and_is_never_left_ope
         lives[-1].end(signal.SIGKILL)
         first = told(config)
         lives.append(Life(config))
-        lives[-1].wait_for("1 alerts open" if len(first) == 1 else "goes on from its snapshot")
+        lives[-1].wait_for("1 alerts open" if len(first) == 1 else "resumed from its snapshot")
         lives[-1].wait_for("alert.ended")
         assert lives[-1].end(signal.SIGTERM) == 0
     events = told(config)
