@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -19,19 +19,13 @@ from typing import Any
 import numpy as np
 
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
-from monitor.config.settings import Settings
 from monitor.errors import SnapshotRefused
-from monitor.evidence.keeper import EvidenceKeeper
 from monitor.ingest.sources import Sample
 from monitor.kafka.records import MS, FrameRecord, Headers
 from monitor.kafka.replay_points import ReplayPoint, ReplayPoints
 from monitor.kafka.timeline import Place, Timeline
-from monitor.ops.metrics import Metrics
-from monitor.runtime.active_library import ActiveLibrary
-from monitor.runtime.batcher import Batcher
-from monitor.runtime.channel_monitor import ChannelMonitor
+from monitor.runtime.boot import MatchServices
 from monitor.runtime.match_step import Outcome
-from monitor.runtime.models import Models
 from reference_db.media.frames import Frame
 
 logger = logging.getLogger(__name__)
@@ -40,35 +34,20 @@ NO_PICTURE = np.zeros((1, 1, 3), np.uint8)  # of a second that came as a feature
 STATE_LOST = "state lost"  # why an alert ended that nobody knows how to go on with
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MatchContext:
-    """What every channel of a process is matched with."""
-
-    settings: Settings
-    library: ActiveLibrary
-    models: Models
-    compute: Batcher
-    metrics: Metrics
-    evidence: EvidenceKeeper | None
-
-    def watch(self) -> ChannelMonitor:
-        return ChannelMonitor(self.library, self.models, self.settings, self.metrics, self.evidence)
-
-
 class TopicChannel:
     """All that is known of one channel, between two of its records."""
 
-    def __init__(self, name: str, works: MatchContext) -> None:
+    def __init__(self, name: str, services: MatchServices) -> None:
         self.name = name
         self.is_changed = False  # since it was kept last
         self.gap_reason: str | None = None  # why the records before the next one are missing, where we know better
         self.heard_s = time.monotonic()
         self.next_offset = 0  # its records before it are in the state
-        self._works = works
-        self._watch = works.watch()
-        self._slot = works.compute.slot()
+        self._services = services
+        self._watch = services.channel_monitor()
+        self._slot = services.batcher.slot()
         self._timeline = Timeline(name)
-        self._status = works.metrics.channels.of(name)
+        self._status = services.metrics.channels.of(name)
         self._starts = ReplayPoints()
         self._open: dict[str, Alert] = {}
         self._is_over = True  # nothing was seen since the last end
@@ -116,7 +95,7 @@ class TopicChannel:
         newest_s = 0 if self._timeline.newest is None else self._timeline.newest.second
         if (self._is_over and not self._lost) or (record is not None and record.pts_ms // MS < newest_s):
             return None
-        alerts = await self._works.compute.run("match", self._watch.finish)
+        alerts = await self._services.batcher.run("match", self._watch.finish)
         self._is_over, self.is_changed = True, True
         self._note(alerts)
         alerts = alerts + self._give_up(is_over=True)
@@ -124,7 +103,7 @@ class TopicChannel:
 
     async def state(self) -> tuple[bytes, Headers]:
         """Value and headers of its state's record."""
-        content = await self._works.compute.run("snapshot", self._watch.snapshot, self._timeline.position())
+        content = await self._services.batcher.run("snapshot", self._watch.snapshot, self._timeline.position())
         newest = self._timeline.newest
         start = None if newest is None else self._starts.safe(newest.second)
         about = {
@@ -154,17 +133,17 @@ class TopicChannel:
             self._timeline.resume(resumed.position)
             alerts = resumed.alerts
             self._is_over = about["over"]
-            self._works.metrics.restores.labels(self.name, "continued").inc()
+            self._services.metrics.restores.labels(self.name, "continued").inc()
         except SnapshotRefused as refused:
             if start is not None and first <= start.offset:
-                self._works.metrics.restores.labels(self.name, "replayed").inc()
+                self._services.metrics.restores.labels(self.name, "replayed").inc()
                 logger.warning("channel %s is read again from offset %d: %s", self.name, start.offset, refused)
                 self._timeline.resume(start.position)
                 self._watch.seen_at = None if start.seen_at is None else datetime.fromisoformat(start.seen_at)
                 self._told_until = max(self._told_until, self.next_offset)
                 self.next_offset = start.offset
             else:
-                self._works.metrics.restores.labels(self.name, "refused").inc()
+                self._services.metrics.restores.labels(self.name, "refused").inc()
                 logger.warning("channel %s begins anew: %s", self.name, refused)
                 if refused.notes is not None:
                     self._timeline.resume(refused.notes["position"])
@@ -200,7 +179,7 @@ class TopicChannel:
         except Exception:  # it is this channel's own fault and second; the others go on
             logger.exception("channel %s begins anew: a second of it could not be matched", self.name)
             self._status.count_dropped("failed")
-            self._watch, self._is_over = self._works.watch(), True
+            self._watch, self._is_over = self._services.channel_monitor(), True
             return Outcome(place.second, [alert.ended("failed") for alert in self._open.values()], record.seen_at)
         self._status.count_processed()
         return outcome

@@ -36,11 +36,12 @@ from monitor.kafka.broker import (
     in_words,
     put_away,
 )
-from monitor.kafka.channel import MatchContext, TopicChannel
+from monitor.kafka.channel import TopicChannel
 from monitor.kafka.records import MS, BadRecord, FrameRecord, KafkaRecord, Shown, dead_letter, read
 from monitor.kafka.state import OFFSET_KEY, StoredState, offset_value, read_kept
 from monitor.ops.backoff import Backoff
 from monitor.ops.logs import channel_logs
+from monitor.runtime.boot import MatchServices
 from monitor.runtime.match_step import Outcome
 from monitor.runtime.runner import SILENCE_S, SNAPSHOT_EVERY_S, count_alerts
 
@@ -59,7 +60,7 @@ class Partition:
     def __init__(
         self,
         frames: TopicPartition,
-        works: MatchContext,
+        services: MatchServices,
         readers: Executor,
         offset_at: Callable[[int], Awaitable[int | None]],
     ) -> None:
@@ -68,8 +69,8 @@ class Partition:
         self.caught_up_s: float | None = None  # since when nothing is left to read
         self.next_offset = 0  # all before it is in the state
         self._read_to = 0  # as far as it was ever read: it goes back where a channel's state was refused
-        self._works = works
-        self._kafka = works.settings.kafka
+        self._services = services
+        self._kafka = services.settings.kafka
         self._readers = readers  # threads in which pictures are decoded
         self._offset_at = offset_at  # of the first record that is no older than this (ms)
         self._buffer: deque[KafkaRecord] = deque()
@@ -152,7 +153,7 @@ class Partition:
                     in_words(error),
                     exc_info=None if known else error,
                 )
-                self._works.metrics.kafka_retakes.inc()
+                self._services.metrics.kafka_retakes.inc()
                 self._has_bare_letters |= isinstance(error, MessageSizeTooLargeError)
                 await self.close()
                 await self._backoff.wait()
@@ -170,7 +171,7 @@ class Partition:
         self._is_open = False
         self._empty()
         for name in self._channels:
-            self._works.metrics.forget(name)
+            self._services.metrics.forget(name)
         self._channels, self._alerts, self._dead, self._gone, self._shown = {}, [], [], [], {}
         if self._producer is not None:
             producer, self._producer = self._producer, None
@@ -222,7 +223,7 @@ class Partition:
 
     def _channel(self, name: str) -> TopicChannel:
         if name not in self._channels:
-            self._channels[name] = TopicChannel(name, self._works)
+            self._channels[name] = TopicChannel(name, self._services)
         return self._channels[name]
 
     # --- a round -----------------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class Partition:
             if isinstance(one, BadRecord):
                 if record.offset < self._read_to:
                     continue  # it is among the dead letters already
-                self._works.metrics.kafka_dead_letters.labels(one.reason).inc()
+                self._services.metrics.kafka_dead_letters.labels(one.reason).inc()
                 self._dead.append((record, one))
             else:
                 by_channel.setdefault(one.channel, []).append(one)
@@ -271,7 +272,7 @@ class Partition:
                 self._hear(name, outcome)
 
     def _hear(self, channel: str, outcome: Outcome) -> None:
-        count_alerts(channel, outcome, self._works.metrics)
+        count_alerts(channel, outcome, self._services.metrics)
         self._alerts += [(alert, outcome.arrived_at) for alert in outcome.alerts]
 
     async def _follow(self, name: str, records: list[FrameRecord]) -> list[Outcome]:
@@ -283,7 +284,7 @@ class Partition:
 
     def _read(self, records: list[KafkaRecord]) -> list[FrameRecord | BadRecord]:
         """Each record read, or what is wrong with it. Blocks."""
-        encoder_id = self._works.models.encoder.encoder_id
+        encoder_id = self._services.models.encoder.encoder_id
         found: list[FrameRecord | BadRecord] = []
         for record in records:
             try:
@@ -301,7 +302,7 @@ class Partition:
             silent_s = now_s - channel.heard_s
             if silent_s > FORGET_S:
                 self._gone.append(channel.name)
-                self._works.metrics.forget(channel.name)
+                self._services.metrics.forget(channel.name)
                 del self._channels[channel.name]
             elif channel.is_on_air and silent_s > SILENCE_S and (outcome := await channel.end()) is not None:
                 self._hear(channel.name, outcome)
@@ -318,7 +319,7 @@ class Partition:
     def _jump(self, offset: int, reason: str) -> None:
         n_skipped = max(0, offset - self.next_offset)
         logger.warning("partition %d: %d records were skipped (%s)", self.frames.partition, n_skipped, reason)
-        self._works.metrics.kafka_skipped_records.labels(reason).inc(n_skipped)
+        self._services.metrics.kafka_skipped_records.labels(reason).inc(n_skipped)
         for channel in self._channels.values():
             channel.gap_reason = "skipped" if reason == "live" else reason
             if offset < self.next_offset:
@@ -349,12 +350,12 @@ class Partition:
         for channel in changed:
             channel.is_changed = False
         for _, arrived_at in self._alerts:
-            self._works.metrics.alert_delay.observe((datetime.now(UTC) - arrived_at).total_seconds())
+            self._services.metrics.alert_delay.observe((datetime.now(UTC) - arrived_at).total_seconds())
         self._alerts, self._dead, self._gone = [], [], []
         self._kept_offset = self.next_offset
         self._backoff.reset()
         took_s = time.monotonic() - self._kept_at
-        self._works.metrics.stage_duration.labels("keep").observe(took_s)
+        self._services.metrics.stage_duration.labels("keep").observe(took_s)
 
     async def _tell(self, producer: AIOKafkaProducer) -> None:
         sent = [await producer.send(self._kafka.alerts, **alert_record(alert)) for alert, _ in self._alerts]

@@ -21,11 +21,9 @@ from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitio
 from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from prometheus_client import CollectorRegistry
 
-from monitor import __version__
-from monitor.alerting.reviews import load_rules, watch_rights
+from monitor.alerting.reviews import watch_rights
 from monitor.config.settings import KafkaSettings, Settings
 from monitor.errors import Unreachable
-from monitor.evidence.keeper import keeper_of
 from monitor.kafka.broker import (
     ANSWER_S,
     connection,
@@ -35,21 +33,15 @@ from monitor.kafka.broker import (
     put_away,
     until_reached,
 )
-from monitor.kafka.channel import MatchContext
 from monitor.kafka.partition import Partition
 from monitor.kafka.records import MS
 from monitor.ops.backoff import Backoff
-from monitor.ops.health import Health, Worker, set_problem
+from monitor.ops.health import set_problem
 from monitor.ops.metrics import Metrics
 from monitor.ops.process import stop_on_signals
 from monitor.ops.systemd import notify
-from monitor.rights.store import RightsStore
-from monitor.runtime.active_library import ActiveLibrary
-from monitor.runtime.batcher import Batcher
-from monitor.runtime.index_refresh import report_index, watch_catalog
-from monitor.runtime.models import load_models
+from monitor.runtime.boot import MatchServices, boot
 from monitor.web.server import serve_probes
-from reference_db.search.index import IndexKeeper
 
 logger = logging.getLogger(__name__)
 
@@ -70,45 +62,36 @@ async def match(
     stop_on_signals(stop)
     metrics = Metrics(CollectorRegistry())
     connection(settings.kafka)  # says what is wrong before seconds are spent on loading
-    models = await asyncio.to_thread(load_models, settings)
-    metrics.build_info.labels(__version__, models.name).set(1)
-    keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
-    rights = RightsStore(settings.data_dir)
-    rules = await asyncio.to_thread(load_rules, rights)
-    library = ActiveLibrary(await asyncio.to_thread(keeper.refresh), rules)
-    report_index(library.index, metrics)
-    compute = Batcher(models, metrics)
-    evidence = keeper_of(settings, models.net, metrics, lambda: library.rules)
-    problems: dict[str, str] = {}
-    workers = {"compute": compute.worker, "refresher": Worker()}
-    health = Health(problems, ("index", "kafka"), workers, vital=("compute",))
-    works = MatchContext(settings, library, models, compute, metrics, evidence)
-    member = MatchMember(works, partial(set_problem, problems, "kafka"), stop)
+    services = await boot(settings, metrics)
+    library, problems = services.library, services.problems
+    member = MatchMember(services, partial(set_problem, problems, "kafka"), stop)
     try:
-        async with serve_probes(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
-            refreshing = tasks.create_task(watch_catalog(keeper, library, metrics, problems, workers["refresher"]))
-            heeding = tasks.create_task(watch_rights(rights, library, metrics, problems))
-            logger.info("matching against %d references; health at %s", len(library.index.references), address)
-            notify("READY=1", f"STATUS=matching against {len(library.index.references)} references")
+        async with (
+            serve_probes(settings.web, metrics, services.health("kafka")) as address,
+            asyncio.TaskGroup() as tasks,
+        ):
+            refreshing = tasks.create_task(services.refresh_index())
+            watching_rights = tasks.create_task(watch_rights(services.rights, library, metrics, problems))
+            state = f"matching against {len(library.index.references)} references"
+            logger.info("%s; health at %s", state, address)
+            notify("READY=1", f"STATUS={state}")
             if on_ready is not None:
                 on_ready(address)
             await member.run()
             refreshing.cancel()
-            heeding.cancel()
+            watching_rights.cancel()
     finally:
-        compute.close()
-        if evidence is not None:
-            evidence.close()
+        services.close()
         member.close()
 
 
 class MatchMember(ConsumerRebalanceListener):  # type: ignore[misc]
     """One member for life, whatever becomes of its connections."""
 
-    def __init__(self, works: MatchContext, complain: Callable[[str | None], None], stop: asyncio.Event) -> None:
-        self._works = works
-        self._kafka: KafkaSettings = works.settings.kafka
-        self._metrics = works.metrics
+    def __init__(self, services: MatchServices, complain: Callable[[str | None], None], stop: asyncio.Event) -> None:
+        self._services = services
+        self._kafka: KafkaSettings = services.settings.kafka
+        self._metrics = services.metrics
         self._complain = complain
         self._stop = stop
         self._readers = ThreadPoolExecutor(max_workers=READERS, thread_name_prefix="read")
@@ -293,7 +276,7 @@ class MatchMember(ConsumerRebalanceListener):  # type: ignore[misc]
         logger.info("partitions now: %s", sorted(frames.partition for frames in self._partitions) or "none")
 
     def _new(self, frames: TopicPartition) -> Partition:
-        return Partition(frames, self._works, self._readers, partial(self._offset_at, frames))
+        return Partition(frames, self._services, self._readers, partial(self._offset_at, frames))
 
     async def _park(self, wanted: list[TopicPartition]) -> None:
         """Keeps what each knows, within half the time that a rebalance may take; who is later is dropped."""

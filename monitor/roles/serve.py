@@ -1,43 +1,43 @@
-"""All channels of one process: start them, keep the index fresh, serve health and metrics, stop cleanly."""
+"""The role `serve`: every channel, the dashboard and the API in one process.
+
+`serve` lists the start-up in its order: listen, load, open the outbox, then run. `_Serve` is the running process: how
+it opens a channel, which tasks it has, and in which order they stop.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import socket
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from monitor import __version__
 from monitor.alerting.alerts import Alert
 from monitor.alerting.dispatcher import AlertDispatcher
 from monitor.alerting.outbox import Outbox
-from monitor.alerting.reviews import load_rules, watch_rights
+from monitor.alerting.reviews import watch_rights
 from monitor.alerting.sinks import CallbackSink, JsonLinesSink, Sink
 from monitor.alerting.webhooks import WebhookSink, WebhookStore
 from monitor.config.settings import ChannelSettings, KafkaSettings, Settings
 from monitor.errors import ConfigError
-from monitor.evidence.keeper import keeper_of
 from monitor.ingest.latest_frames import LatestFrames
 from monitor.ingest.sources import Source
 from monitor.kafka.alert_topic import KafkaSink, follow_alerts
 from monitor.ops.channel_status import ChannelStatuses
-from monitor.ops.health import Health, Worker, set_problem
+from monitor.ops.health import set_problem
 from monitor.ops.heartbeat import measure_loop_lag
 from monitor.ops.metrics import Metrics
 from monitor.ops.process import report_disk, stop_on_signals
 from monitor.ops.systemd import feed_watchdog, notify
-from monitor.rights.store import RightsStore
-from monitor.runtime.active_library import ActiveLibrary
-from monitor.runtime.batcher import Batcher
+from monitor.runtime.boot import MatchServices, boot
 from monitor.runtime.channel_monitor import ChannelMonitor
 from monitor.runtime.channel_roster import ChannelRoster, open_source, run_channel, watch_config
-from monitor.runtime.index_refresh import report_index, watch_catalog
-from monitor.runtime.models import load_models
 from monitor.runtime.recovery import Recovery
 from monitor.runtime.runner import run_stream
 from monitor.web.app import WebApp
@@ -46,11 +46,10 @@ from monitor.web.auth.tokens import Tokens
 from monitor.web.context import AppContext
 from monitor.web.probes import create_probes
 from monitor.web.server import Server, open_listeners, url_of
-from reference_db.search.index import IndexKeeper
 
 logger = logging.getLogger(__name__)
 
-FLUSH_S = 5.0  # sinks have so long to take the last alerts when the monitor stops
+FLUSH_S = 5.0  # for the sinks to accept the last alerts when the monitor stops
 
 
 async def serve(
@@ -64,146 +63,62 @@ async def serve(
     real_time: bool = True,
     statuses: ChannelStatuses | None = None,
 ) -> None:
-    """Watches every channel until SIGTERM, SIGINT or `stop`; `on_ready` is told the address of health and metrics.
+    """Watches every channel until SIGTERM, SIGINT or `stop`; calls `on_ready` with the address of the web server.
 
-    A stop is a pause: what is open stays open and goes on with the next start, unless `ends_on_stop`.
-    Channels that come into or go from the file `config` are started and stopped within seconds. Without `real_time`
-    a stream is read as fast as it comes. `statuses` are written while it runs, for a caller that reads them.
+    A stop is a pause: open alerts stay open and are resumed by the next start, unless `ends_on_stop`.
+    Channels added to or removed from the file `config` are started and stopped within seconds. Without `real_time`
+    a stream is read as fast as it arrives. `statuses` is written while it runs, for a caller that reads it.
     """
     stop = stop or asyncio.Event()
     stop_on_signals(stop)
-    web = settings.web
-    check_exposure(web.host, Tokens(settings.data_dir))
-    listeners = open_listeners(web)
+    check_exposure(settings.web.host, Tokens(settings.data_dir))
+    listeners = open_listeners(settings.web)  # first: a port in use is reported before seconds are spent on loading
     metrics = Metrics(CollectorRegistry(), statuses)
     report_disk(metrics, settings.data_dir)
-    models = await asyncio.to_thread(load_models, settings)
-    metrics.build_info.labels(__version__, models.name).set(1)
-    keeper = IndexKeeper(settings.data_dir, models.encoder.encoder_id)
-    rights, webhooks = RightsStore(settings.data_dir), WebhookStore(settings.data_dir)
-    rules = await asyncio.to_thread(load_rules, rights)
-    library = ActiveLibrary(await asyncio.to_thread(keeper.refresh), rules)
-    report_index(library.index, metrics)
+    webhooks, kafka_sink = WebhookStore(settings.data_dir), _kafka_sink(settings.kafka)
+    sinks = _sinks(settings, webhooks, kafka_sink, on_alert)
+    services = await boot(settings, metrics)
+    outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
+    dispatcher = AlertDispatcher(
+        outbox,
+        sinks,
+        metrics,
+        timedelta(days=settings.alerting.keep_days),
+        partial(set_problem, services.problems, "outbox"),
+    )
+    recovery = await asyncio.to_thread(Recovery.load, outbox)
+    process = _Serve(services, dispatcher, recovery, stop, ends_on_stop=ends_on_stop, real_time=real_time)
+    try:
+        await process.run(listeners, config, webhooks, on_ready)
+        if kafka_sink is not None:
+            await kafka_sink.close()
+    finally:
+        services.close()
+        dispatcher.close()
+        outbox.close()
+
+
+def _sinks(
+    settings: Settings,
+    webhooks: WebhookStore,
+    kafka_sink: KafkaSink | None,
+    on_alert: Callable[[Alert], None] | None,
+) -> dict[str, Sink]:
     sinks: dict[str, Sink] = {"log": CallbackSink(_log)}
     if settings.alerting.output:
         sinks["file"] = JsonLinesSink(settings.alerting.output)
     sinks["webhooks"] = WebhookSink(webhooks)
     if on_alert is not None:
         sinks["callback"] = CallbackSink(on_alert)
-    fleet = _fleet_sink(settings.kafka)
-    if fleet is not None:
-        sinks["kafka"] = fleet
-    compute, glimpses = Batcher(models, metrics), LatestFrames()
-    evidence = keeper_of(settings, models.net, metrics, lambda: library.rules)
-    outbox = await asyncio.to_thread(Outbox.open, settings.data_dir, sinks)
-    problems: dict[str, str] = {}
-    dispatcher = AlertDispatcher(
-        outbox, sinks, metrics, timedelta(days=settings.alerting.keep_days), partial(set_problem, problems, "outbox")
-    )
-    workers = {"compute": compute.worker, "outbox writer": dispatcher.worker, "refresher": Worker()}
-    health = Health(problems, ("index", "outbox"), workers, vital=("compute",))
-    kept = await asyncio.to_thread(Recovery.load, outbox)
-    station = AppContext(
-        settings=settings,
-        config=config,
-        metrics=metrics,
-        health=health,
-        library=library,
-        model=models.name,
-        encoder_id=models.encoder.encoder_id,
-        channels=lambda: roster.watched,
-        latest_frames=glimpses,
-        rights=rights,
-        webhooks=webhooks,
-        emitted=dispatcher.emitted,
-    )
-    face = WebApp(station)
-    apps = face.app, create_probes(metrics, health)
-    servers = [
-        Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
-        for app in apps[: len(listeners)]
-    ]
-
-    def is_paused() -> bool:
-        return stop.is_set() and not ends_on_stop
-
-    def watch(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
-        source = glimpses.wrap(open_source(channel, metrics, real_time=real_time))
-        thinking = ChannelMonitor(library, models, settings, metrics, evidence)
-        work = partial(run_stream, source, thinking, dispatcher, compute, metrics, is_paused)
-        return source, run_channel(
-            source.channel, partial(_recover, kept, source, thinking, dispatcher, metrics), work, stop
-        )
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            roster, following = (
-                ChannelRoster(tasks, watch, metrics, on_removed=glimpses.forget),
-                list[asyncio.Task[None]](),
-            )
-            dispatching = tasks.create_task(dispatcher.run())
-            for server, listener in zip(servers, listeners, strict=True):
-                tasks.create_task(server.serve([listener]))
-            beating = tasks.create_task(measure_loop_lag(metrics))
-            refreshing = tasks.create_task(watch_catalog(keeper, library, metrics, problems, workers["refresher"]))
-            heeding = tasks.create_task(watch_rights(rights, library, metrics, problems, station.history, dispatcher))
-            feeding = tasks.create_task(feed_watchdog(lambda: health.stuck_worker))
-            facing = tasks.create_task(face.run())
-            await roster.update(settings.channels)
-            reloading = tasks.create_task(watch_config(config, settings.data_dir, roster))
-            if settings.kafka.follow_alerts:
-                complain = partial(set_problem, problems, "kafka")
-                following.append(tasks.create_task(follow_alerts(settings.kafka, dispatcher, metrics, complain)))
-            watched = [channel.name for channel in settings.channels]
-            for entry in kept.end_removed(watched, with_kafka=settings.kafka.follow_alerts):
-                await dispatcher.put(entry)
-            address, *_ = addresses = [url_of(listener) for listener in listeners]
-            n_references = len(library.index.references)
-            logger.info(
-                "watching %d channels for %d references; health at %s",
-                len(settings.channels),
-                n_references,
-                " and ".join(addresses),
-            )
-            notify("READY=1", f"STATUS=watching {len(settings.channels)} channels for {n_references} references")
-            if on_ready is not None:
-                on_ready(address)
-            await stop.wait()
-            notify("STOPPING=1")
-            for task in (reloading, *following):
-                task.cancel()
-            await roster.update([])
-            refreshing.cancel()
-            heeding.cancel()
-            beating.cancel()
-            if not await dispatcher.flush(FLUSH_S):
-                logger.warning("some sink has not taken all alerts; it is given them at the next start")
-            dispatching.cancel()
-            facing.cancel()
-            feeding.cancel()
-            for server in servers:
-                server.should_exit = True
-        if fleet is not None:
-            await fleet.close()
-    finally:
-        compute.close()
-        if evidence is not None:
-            evidence.close()
-        dispatcher.close()
-        outbox.close()
+    if kafka_sink is not None:
+        sinks["kafka"] = kafka_sink
+    return sinks
 
 
-def _fleet_sink(kafka: KafkaSettings) -> KafkaSink | None:
+def _kafka_sink(kafka: KafkaSettings) -> KafkaSink | None:
     if kafka.follow_alerts and kafka.publish_alerts:
-        raise ConfigError("kafka.follow_alerts and kafka.publish_alerts would tell every alert twice; set one of them.")
+        raise ConfigError("kafka.follow_alerts and kafka.publish_alerts would emit every alert twice; set one of them.")
     return KafkaSink(kafka, asyncio.get_running_loop()) if kafka.publish_alerts else None
-
-
-async def _recover(
-    kept: Recovery, source: Source, watch: ChannelMonitor, dispatcher: AlertDispatcher, metrics: Metrics
-) -> None:
-    """Has the channel go on from what an earlier life kept of it."""
-    await dispatcher.put(await asyncio.to_thread(kept.restore, source, watch, metrics))
 
 
 def _log(alert: Alert) -> None:
@@ -219,3 +134,152 @@ def _log(alert: Alert) -> None:
         alert.score,
         f", licensed by {alert.licence}" if alert.licence else "",
     )
+
+
+class _Serve:
+    """The running process: channels, web server and background tasks."""
+
+    def __init__(
+        self,
+        services: MatchServices,
+        dispatcher: AlertDispatcher,
+        recovery: Recovery,
+        stop: asyncio.Event,
+        *,
+        ends_on_stop: bool,
+        real_time: bool,
+    ) -> None:
+        self._services = services
+        self._settings = services.settings
+        self._metrics = services.metrics
+        self._dispatcher = dispatcher
+        self._recovery = recovery
+        self._stop = stop
+        self._ends_on_stop = ends_on_stop
+        self._real_time = real_time
+        self._latest_frames = LatestFrames()
+        self._health = services.health("outbox", {"outbox writer": dispatcher.worker})
+
+    async def run(
+        self,
+        listeners: Sequence[socket.socket],
+        config: Path | None,
+        webhooks: WebhookStore,
+        on_ready: Callable[[str], None] | None,
+    ) -> None:
+        """Runs until `stop` is set and everything has ended in order."""
+        async with asyncio.TaskGroup() as tasks:
+            roster = ChannelRoster(tasks, self._open_channel, self._metrics, on_removed=self._latest_frames.forget)
+            context = self._app_context(roster, config, webhooks)
+            web = WebApp(context)
+            outputs = [tasks.create_task(work) for work in (self._dispatcher.run(), web.run(), self._feed_watchdog())]
+            servers = _start_servers(tasks, listeners, (web.app, create_probes(self._metrics, self._health)))
+            background = (self._services.refresh_index(), self._watch_rights(context), measure_loop_lag(self._metrics))
+            updates = [tasks.create_task(work) for work in background]
+            await self._start_channels(roster)
+            inputs = [tasks.create_task(work) for work in self._inputs(roster, config)]
+            self._announce([url_of(listener) for listener in listeners], on_ready)
+
+            await self._stop.wait()
+            notify("STOPPING=1")
+            _cancel(inputs)
+            await roster.update([])
+            _cancel(updates)
+            if not await self._dispatcher.flush(FLUSH_S):
+                logger.warning("some sink has not accepted all alerts; they are sent again after the next start")
+            _cancel(outputs)
+            for server in servers:
+                server.should_exit = True
+
+    def _app_context(self, roster: ChannelRoster, config: Path | None, webhooks: WebhookStore) -> AppContext:
+        return AppContext(
+            settings=self._settings,
+            config=config,
+            metrics=self._metrics,
+            health=self._health,
+            library=self._services.library,
+            model=self._services.models.name,
+            encoder_id=self._services.models.encoder.encoder_id,
+            channels=lambda: roster.watched,
+            latest_frames=self._latest_frames,
+            rights=self._services.rights,
+            webhooks=webhooks,
+            emitted=self._dispatcher.emitted,
+        )
+
+    async def _feed_watchdog(self) -> None:
+        await feed_watchdog(lambda: self._health.stuck_worker)
+
+    async def _watch_rights(self, context: AppContext) -> None:
+        services = self._services
+        await watch_rights(
+            services.rights, services.library, self._metrics, services.problems, context.history, self._dispatcher
+        )
+
+    # --- channels ----------------------------------------------------------------------------------------------------
+
+    async def _start_channels(self, roster: ChannelRoster) -> None:
+        logger.info("restoring channels: %d snapshots are stored", len(self._recovery.snapshots))
+        await roster.update(self._settings.channels)
+        names = [channel.name for channel in self._settings.channels]
+        for entry in self._recovery.end_removed(names, with_kafka=self._settings.kafka.follow_alerts):
+            await self._dispatcher.put(entry)
+
+    def _open_channel(self, channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
+        """The source of a channel, and the coroutine that watches it."""
+        source = self._latest_frames.wrap(open_source(channel, self._metrics, real_time=self._real_time))
+        monitor = self._services.channel_monitor()
+        run = partial(
+            run_stream, source, monitor, self._dispatcher, self._services.batcher, self._metrics, self._is_paused
+        )
+        return source, run_channel(source.channel, partial(self._restore, source, monitor), run, self._stop)
+
+    async def _restore(self, source: Source, monitor: ChannelMonitor) -> None:
+        """Restores the channel from the snapshot of the previous run."""
+        entry = await asyncio.to_thread(self._recovery.restore, source, monitor, self._metrics)
+        await self._dispatcher.put(entry)
+
+    def _is_paused(self) -> bool:
+        return self._stop.is_set() and not self._ends_on_stop
+
+    def _inputs(self, roster: ChannelRoster, config: Path | None) -> list[Coroutine[None, None, None]]:
+        """What adds channels or alerts while the process runs; stopped first."""
+        inputs = [watch_config(config, self._settings.data_dir, roster)]
+        if self._settings.kafka.follow_alerts:
+            report = partial(set_problem, self._services.problems, "kafka")
+            inputs.append(follow_alerts(self._settings.kafka, self._dispatcher, self._metrics, report))
+        return inputs
+
+    # --- ready -------------------------------------------------------------------------------------------------------
+
+    def _announce(self, addresses: Sequence[str], on_ready: Callable[[str], None] | None) -> None:
+        n_channels, n_references = len(self._settings.channels), len(self._services.library.index.references)
+        state = f"watching {n_channels} channels for {n_references} references"
+        logger.info("%s; health at %s", state, " and ".join(addresses))
+        logger.info("Dashboard: %s/", _local(addresses[0]))
+        notify("READY=1", f"STATUS={state}")
+        if on_ready is not None:
+            on_ready(addresses[0])
+
+
+def _local(address: str) -> str:
+    """The address to open on this machine: a server on all addresses is reached on loopback."""
+    return address.replace("://0.0.0.0:", "://127.0.0.1:").replace("://[::]:", "://[::1]:")
+
+
+def _start_servers(
+    tasks: asyncio.TaskGroup, listeners: Sequence[socket.socket], apps: tuple[FastAPI, FastAPI]
+) -> list[Server]:
+    """Starts the web server, and the server of probes if it has its own port."""
+    servers = []
+    for app, listener in zip(apps, listeners, strict=False):
+        server = Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+        tasks.create_task(server.serve([listener]))
+        logger.info("listening on %s", url_of(listener))
+        servers.append(server)
+    return servers
+
+
+def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()

@@ -7,8 +7,6 @@ import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,9 +16,9 @@ from PIL import Image
 from monitor.config.config_file import add_channel, remove_channel
 from monitor.config.settings import ChannelSettings, load_settings
 from monitor.web.auth.tokens import Tokens
-from tests.roles.test_serve import Serving
 from tests.support.live_stream import Air, LivePlaylist, WebServer, on_air
 from tests.support.running_source import LENGTH_S, WAIT_S, write_air
+from tests.support.serve_process import Serve, until
 from tests.support.web_only import WebAppServer
 
 COMMENTED = """\
@@ -160,8 +158,7 @@ def test_a_running_monitor_applies_changes_of_the_file(tmp_path: Path) -> None:
     with on_air(Air(write_air(tmp_path / "air.ts"), LENGTH_S)) as web:
         url = f"http://u:s3cret@127.0.0.1:{web.port}/x.ts"
         config.write_text(f"data_dir: data\nweb: {{port: 0}}\nchannels:\n  - {{name: one, url: '{url}'}}\n")
-        serving = Serving(config)
-        try:
+        with Serve(config) as serving:
             wait_for(serving, 'copywatch_channel_state{channel="one",state="up"} 1.0')
             assert copywatch("channels", "add", "two", url, "--config", str(config)).returncode == 0
             wait_for(serving, 'copywatch_channel_state{channel="two",state="up"} 1.0')
@@ -169,12 +166,12 @@ def test_a_running_monitor_applies_changes_of_the_file(tmp_path: Path) -> None:
             assert any("reference_db.media.decoder" in line for line in command_lines)
             assert not any("s3cret" in line for line in command_lines)
             wait_for(serving, 'copywatch_frames_processed_total{channel="two"}')
-            assert thumbnail_status(serving, "two") == 200
+            assert serving.get("/api/v1/channels/two/thumbnail")[0] == 200
             assert copywatch("channels", "rm", "two", "--config", str(config)).returncode == 0
             wait_for(serving, 'channel="two"', there=False)
             assert copywatch("channels", "add", "two", "http://127.0.0.1:9/x", "--config", str(config)).returncode == 0
             wait_for(serving, 'copywatch_channel_state{channel="two",state="starting"} 0.0')
-            assert thumbnail_status(serving, "two") == 404  # the old picture is not shown
+            assert serving.get("/api/v1/channels/two/thumbnail")[0] == 404  # the old picture is not shown
             assert copywatch("channels", "rm", "two", "--config", str(config)).returncode == 0
             wait_for(serving, 'channel="two"', there=False)
             config.write_text("channels: [wrong\n")  # an invalid file changes nothing
@@ -183,11 +180,9 @@ def test_a_running_monitor_applies_changes_of_the_file(tmp_path: Path) -> None:
             assert 'copywatch_channel_state{channel="one",state="up"} 1.0' in metrics
             assert 'copywatch_gap_seconds_total{channel="one"}' not in metrics
             assert 'copywatch_reconnects_total{channel="one"' not in metrics
-        finally:
             serving.process.terminate()
             assert serving.process.wait(timeout=WAIT_S) == 0
-    assert serving.process.stderr
-    assert "s3cret" not in "".join(serving.log) + serving.process.stderr.read() + metrics
+    assert "s3cret" not in "".join(serving.log) + metrics
 
 
 def test_the_list_has_the_states_of_a_running_serve_without_a_token(tmp_path: Path) -> None:
@@ -213,16 +208,5 @@ def process_command_lines() -> list[str]:
     return lines
 
 
-def thumbnail_status(serving: Serving, channel: str) -> int:
-    try:
-        with urllib.request.urlopen(f"{serving.address}/api/v1/channels/{channel}/thumbnail", timeout=10) as reply:
-            return int(reply.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
-def wait_for(serving: Serving, line: str, *, there: bool = True) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while (line in serving.get("/metrics")[1]) != there:
-        assert time.monotonic() < deadline, serving.get("/metrics")[1]
-        time.sleep(0.2)  # polls another process
+def wait_for(serving: Serve, line: str, *, there: bool = True) -> None:
+    until(lambda: (line in serving.get("/metrics")[1]) == there, lambda: serving.get("/metrics")[1])

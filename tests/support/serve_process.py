@@ -86,7 +86,7 @@ class Serve:
     def get(self, path: str, address: int = 0) -> tuple[int, str]:
         try:
             with urllib.request.urlopen(self.addresses[address] + path, timeout=20) as reply:
-                return reply.status, reply.read().decode()
+                return reply.status, reply.read().decode(errors="replace")
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
