@@ -27,7 +27,7 @@ from reference_db.features.encoder import load_encoder
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog
 from reference_db.store.verification import verify
-from tests.support.serve_process import Serve, clean_environment, until
+from tests.support.serve_process import ServeProcess, clean_environment, wait_until
 
 ARCHIVE = Path(__file__).parent / "data" / "data_dir_0.1.0.tar.gz"
 FILMS = ["clockwork-garden", "harbour-nights", "paper-planets"]
@@ -119,7 +119,7 @@ def test_every_list_command_reads_it(data_dir: Path) -> None:
         assert expected in run.stdout, command
 
 
-def refusals(serve: Serve) -> list[str]:
+def refusals(serve: ServeProcess) -> list[str]:
     return [line for line in serve.log if "snapshot cannot be restored" in line]
 
 
@@ -131,8 +131,8 @@ def test_serve_starts_on_it_and_reports_the_snapshots_it_cannot_restore(data_dir
         f"data_dir: {data_dir}\nweb: {{port: 0}}\n"
         f"channels: [{{name: ch8, url: '{url}'}}, {{name: ch9, url: '{url}'}}]\n"
     )
-    with Serve(config) as serve:
-        until(lambda: len(refusals(serve)) == len(OPEN), lambda: serve.log)
+    with ServeProcess(config) as serve:
+        wait_until(lambda: len(refusals(serve)) == len(OPEN), lambda: serve.log)
         assert all(any(f"channel {channel}" in line for line in refusals(serve)) for channel in OPEN)
         assert serve.problems() == {}
         serve.process.send_signal(signal.SIGTERM)

@@ -114,10 +114,10 @@ def probe(
     config_file = config_file or context.obj[0]
     known = {one.name: one for one in settings_of(context, config_file).channels} if config_file else {}
     channel = known.get(name_or_url) or _channel("test", _url(name_or_url), "exact", [])
-    from monitor.ingest.channel_probe import look_at
+    from monitor.ingest.channel_probe import probe_channel
     from reference_db.media.jpeg import encode_jpeg
 
-    found, picture = look_at(channel, seconds)
+    found, picture = probe_channel(channel, seconds)
     thumbnail = thumbnail or Path(f"{channel.name}.jpg")
     thumbnail.write_bytes(encode_jpeg(picture, quality=85))
     found["thumbnail"] = str(thumbnail)

@@ -17,7 +17,7 @@ from reference_db.media.addresses import display_name
 from reference_db.media.decoding import DecodingChild
 
 
-def look_at(channel: ChannelSettings, seconds: float) -> tuple[dict[str, Any], NDArray[np.uint8]]:
+def probe_channel(channel: ChannelSettings, seconds: float) -> tuple[dict[str, Any], NDArray[np.uint8]]:
     """What some seconds of the channel showed, and its first picture. Raises Unreachable with the reason in words."""
     url = channel.url if "://" in channel.url else f"file://{os.path.abspath(channel.url)}"
     began = time.monotonic()

@@ -18,8 +18,8 @@ from monitor.ingest.live_source import LiveSource
 from monitor.ops.metrics import Metrics
 from tests.chaos.faulty_channel import ClipSet, Figures, sum_of
 from tests.support import media
-from tests.support.live_stream import PACKET, WRAP, Air, WebServer, on_air, retimed
-from tests.support.running_source import FPS, HASTY, LENGTH_S, Watching, watching
+from tests.support.live_stream import PACKET, WRAP, LiveStream, WebServer, retimed, serve_stream
+from tests.support.running_source import FPS, LENGTH_S, SHORT_TIMEOUTS, RunningSource, running_source
 
 
 def jump(by_s: float) -> Callable[[ClipSet], Figures]:
@@ -40,8 +40,8 @@ def jump(by_s: float) -> Callable[[ClipSet], Figures]:
 
 def one_wrap(clips: ClipSet) -> Figures:
     """The clock passes 2^33 ticks during the stream."""
-    air = Air(clips.clip, LENGTH_S, start_s=WRAP / 90_000 - 8)
-    with on_air(air) as web, watching(f"http://127.0.0.1:{web.port}/x.ts", "wrap") as watched:
+    air = LiveStream(clips.clip, LENGTH_S, start_s=WRAP / 90_000 - 8)
+    with serve_stream(air) as web, running_source(f"http://127.0.0.1:{web.port}/x.ts", "wrap") as watched:
         watched.wait(lambda: air.at_s > 11 and len(watched.samples) >= 6, "wrap")
         watched.wait_for_more()
         assert len(watched.epochs) == 1
@@ -55,7 +55,7 @@ def one_wrap(clips: ClipSet) -> Figures:
 
 def many_wraps(clips: ClipSet, laps: float = 4.2) -> Figures:
     """Several wraps in one connection, days of stream time: a picture every 9 s, sent as fast as it is read."""
-    air = Air(clips.clip, LENGTH_S)
+    air = LiveStream(clips.clip, LENGTH_S)
     second = air.seconds(0, 1)
     step, n_steps = 9, int(laps * WRAP / 90_000 / 9)
 
@@ -69,9 +69,9 @@ def many_wraps(clips: ClipSet, laps: float = 4.2) -> Figures:
     metrics = Metrics(CollectorRegistry())
     with WebServer(answer) as web:
         settings = ChannelSettings(name="wraps", url=f"http://127.0.0.1:{web.port}/x.ts", mode="exact")
-        patience = replace(HASTY, no_progress_s=30)
-        source = LiveSource(settings, metrics, patience=patience, real_time=False)
-        watched = Watching(source, metrics, pictures=False)  # days of pictures
+        timeouts = replace(SHORT_TIMEOUTS, no_progress_s=30)
+        source = LiveSource(settings, metrics, timeouts=timeouts, real_time=False)
+        watched = RunningSource(source, metrics, pictures=False)  # days of pictures
         try:
             while not watched.samples or watched.samples[-1].second < (n_steps - 9) * step:
                 watched.wait_for_more()
@@ -112,7 +112,7 @@ def recording_as_live(clips: ClipSet) -> Figures:
         request.end_headers()
         request.wfile.write(path.read_bytes())
 
-    with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/vod.ts", "vod") as watched:
+    with WebServer(answer) as web, running_source(f"http://127.0.0.1:{web.port}/vod.ts", "vod") as watched:
         watched.wait(lambda: len(watched.samples) >= 60, "burst")
         began, n = time.monotonic(), len(watched.samples)
         time.sleep(4)  # there is no event to wait for: nothing more may arrive in this time
@@ -134,7 +134,7 @@ def missing_times(clips: ClipSet) -> Figures:
             request.wfile.write(path.read_bytes())
             time.sleep(2)  # real time
 
-    with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/x.h264", "raw") as watched:
+    with WebServer(answer) as web, running_source(f"http://127.0.0.1:{web.port}/x.h264", "raw") as watched:
         watched.wait(lambda: len(watched.samples) >= 4, "seconds")
         seconds = watched.seconds
         assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
@@ -147,10 +147,10 @@ def variable_rate(clips: ClipSet) -> Figures:
     if not path.exists():
         times = [n / 10 for n in range(11)] + [3.9]
         media.write_clip(path, ((t, media.picture(6, t, 160, 90)) for t in times), fps=10, gop=1, b_frames=0)
-    patience = replace(HASTY, no_progress_s=10)
+    timeouts = replace(SHORT_TIMEOUTS, no_progress_s=10)
     with (
-        on_air(Air(path, LENGTH_S)) as web,
-        watching(f"http://127.0.0.1:{web.port}/x.ts", "variable", patience=patience) as watched,
+        serve_stream(LiveStream(path, LENGTH_S)) as web,
+        running_source(f"http://127.0.0.1:{web.port}/x.ts", "variable", timeouts=timeouts) as watched,
     ):
         watched.wait_for_more(8)
         assert watched.holes
@@ -168,10 +168,10 @@ def picture_rate(every_s: float) -> Callable[[ClipSet], Figures]:
         times = [n * every_s for n in range(round(length_s / every_s))]
         pictures = ((t, media.picture(8, t, 160, 90)) for t in times)
         media.write_clip(path, pictures, fps=max(1, round(1 / every_s)), gop=max(1, round(1 / every_s)), b_frames=0)
-        patience = replace(HASTY, no_progress_s=6 + 4 * every_s)
+        timeouts = replace(SHORT_TIMEOUTS, no_progress_s=6 + 4 * every_s)
         with (
-            on_air(Air(path, length_s)) as web,
-            watching(f"http://127.0.0.1:{web.port}/x.ts", f"every{every_s:.3f}", patience=patience) as watched,
+            serve_stream(LiveStream(path, length_s)) as web,
+            running_source(f"http://127.0.0.1:{web.port}/x.ts", f"every{every_s:.3f}", timeouts=timeouts) as watched,
         ):
             watched.wait_for_more(5)
             assert {n for _, n, _ in watched.holes} <= {max(0, round(every_s) - 1)}, watched.holes

@@ -11,8 +11,8 @@ import av
 
 from tests.support import media
 from tests.support.fault_proxy import Fault, FaultProxy
-from tests.support.live_stream import Air, on_air
-from tests.support.running_source import FPS, LENGTH_S, Watching, watching, write_air, write_still
+from tests.support.live_stream import LiveStream, serve_stream
+from tests.support.running_source import FPS, LENGTH_S, RunningSource, running_source, write_still, write_stream_clip
 
 Figures = dict[str, float]
 
@@ -25,9 +25,9 @@ class ClipSet:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        self.clip = write_air(folder / "air.ts")
-        self.larger = write_air(folder / "larger.ts", 2, width=320, height=180)
-        self.mpeg4 = write_air(folder / "mpeg4.ts", 3, codec="mpeg4")
+        self.clip = write_stream_clip(folder / "air.ts")
+        self.larger = write_stream_clip(folder / "larger.ts", 2, width=320, height=180)
+        self.mpeg4 = write_stream_clip(folder / "mpeg4.ts", 3, codec="mpeg4")
         self.black = write_still(folder / "black.ts", 16)
         self.frozen = write_still(folder / "frozen.ts")
         self.sound = write_sound_air(folder / "sound.ts")
@@ -36,12 +36,12 @@ class ClipSet:
     @contextmanager
     def channel(self, name: str, clip: Path | None = None, *, mode: str = "exact") -> Iterator[FaultyChannel]:
         """A live channel behind a fault proxy, read by a source and up."""
-        air = Air(clip or self.clip, LENGTH_S)
+        air = LiveStream(clip or self.clip, LENGTH_S)
         began = time.monotonic()
         with (
-            on_air(air) as web,
+            serve_stream(air) as web,
             FaultProxy(web.port) as proxy,
-            watching(f"http://127.0.0.1:{proxy.port}/{name}.ts", name, mode=mode) as watched,
+            running_source(f"http://127.0.0.1:{proxy.port}/{name}.ts", name, mode=mode) as watched,
         ):
             watched.wait_for_state("up")
             start_s = time.monotonic() - began
@@ -66,7 +66,7 @@ def write_both(path: Path) -> Path:
 class FaultyChannel:
     """One live channel that a fault is injected into."""
 
-    def __init__(self, air: Air, proxy: FaultProxy, watched: Watching, start_s: float) -> None:
+    def __init__(self, air: LiveStream, proxy: FaultProxy, watched: RunningSource, start_s: float) -> None:
         self.air, self.proxy, self.watched, self.start_s = air, proxy, watched, start_s
 
     def recover_from(self, fault: Fault, *states: str) -> Figures:
@@ -92,7 +92,7 @@ class FaultyChannel:
         return {"noticed_s": noticed_s, "back_s": back_s, "missed_s": missed}
 
 
-def sum_of(watched: Watching, name: str) -> float:
+def sum_of(watched: RunningSource, name: str) -> float:
     """Sum over all labels except the channel."""
     return sum(
         sample.value

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from tests.chaos.faulty_channel import ClipSet, Figures, sum_of
 from tests.support.fault_proxy import FaultProxy
-from tests.support.live_stream import Air
+from tests.support.live_stream import LiveStream
 from tests.support.rtsp_proxy import RtspProxy
-from tests.support.running_source import HASTY, LENGTH_S, Watching, watching, write_air
+from tests.support.running_source import LENGTH_S, SHORT_TIMEOUTS, RunningSource, running_source, write_stream_clip
 from tests.support.stream_servers import published, rtmp_server, rtsp_server
 
 AIR_S = 600  # length of the recording that VLC plays: it closes connections when it loops
-PATIENT = replace(HASTY, no_progress_s=8)  # a lost key frame costs a second or two, but no connection
+LONGER_TIMEOUTS = replace(SHORT_TIMEOUTS, no_progress_s=8)  # a lost key frame costs a second or two, but no connection
 
 
 def rtsp_datagrams(lost: float, n_seconds: int = 0, mode: str = "exact") -> Callable[[ClipSet], Figures]:
@@ -71,7 +71,7 @@ def rtmp_bytes(n_times: int = 1) -> Callable[[ClipSet], Figures]:
             rtmp_server(clips.folder / name) as server,
             published(_wide(clips), f"rtmp://127.0.0.1:{server}/live/x"),
             FaultProxy(server) as proxy,
-            watching(f"rtmp://127.0.0.1:{proxy.port}/live/x", name, patience=PATIENT) as watched,
+            running_source(f"rtmp://127.0.0.1:{proxy.port}/live/x", name, timeouts=LONGER_TIMEOUTS) as watched,
         ):
             watched.wait_for_state("up")
             watched.wait_for_more()
@@ -93,14 +93,16 @@ def rtmp_bytes(n_times: int = 1) -> Callable[[ClipSet], Figures]:
 
 
 @contextmanager
-def _rtsp(clips: ClipSet, name: str, *, interleaved: bool, mode: str = "exact") -> Iterator[tuple[RtspProxy, Watching]]:
+def _rtsp(
+    clips: ClipSet, name: str, *, interleaved: bool, mode: str = "exact"
+) -> Iterator[tuple[RtspProxy, RunningSource]]:
     """A channel that is up and has had no damage so far."""
     recording = clips.folder / f"{name}.ts"
-    recording.write_bytes(Air(_wide(clips), LENGTH_S).seconds(0, AIR_S))
+    recording.write_bytes(LiveStream(_wide(clips), LENGTH_S).seconds(0, AIR_S))
     with (
         rtsp_server(recording) as server,
         RtspProxy(server, interleaved=interleaved, seed=5) as proxy,
-        watching(f"rtsp://127.0.0.1:{proxy.port}/live", name, mode=mode, patience=PATIENT) as watched,
+        running_source(f"rtsp://127.0.0.1:{proxy.port}/live", name, mode=mode, timeouts=LONGER_TIMEOUTS) as watched,
     ):
         watched.wait_for_state("up")
         watched.wait_for_more(4)
@@ -110,7 +112,7 @@ def _rtsp(clips: ClipSet, name: str, *, interleaved: bool, mode: str = "exact") 
 
 def _wide(clips: ClipSet) -> Path:
     """A clip whose pictures take many packets each, so that a loss damages only part of one."""
-    return write_air(clips.folder / f"wide-{random.randrange(10**9)}.ts", 6, width=640, height=360)
+    return write_stream_clip(clips.folder / f"wide-{random.randrange(10**9)}.ts", 6, width=640, height=360)
 
 
 def _flip_bits(data: bytes, luck: random.Random) -> bytes:
@@ -120,15 +122,15 @@ def _flip_bits(data: bytes, luck: random.Random) -> bytes:
     return bytes(damaged)
 
 
-def _damaged(watched: Watching) -> float:
+def _damaged(watched: RunningSource) -> float:
     return watched.value("copywatch_damaged_pictures_total")
 
 
-def _n_problems(watched: Watching) -> float:
+def _n_problems(watched: RunningSource) -> float:
     return _damaged(watched) + sum_of(watched, "copywatch_reconnects_total")
 
 
-def _check_recovery(watched: Watching) -> Figures:
+def _check_recovery(watched: RunningSource) -> Figures:
     """Checks the recovery: up, same epoch, gaps reported, and after a few seconds no more damage."""
     watched.wait_for_more(2)
     watched.wait_for_state("up")

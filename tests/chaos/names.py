@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.support.live_stream import Air, on_air
-from tests.support.running_source import LENGTH_S, write_air
-from tests.support.serve_process import Serve, until
+from tests.support.live_stream import LiveStream, serve_stream
+from tests.support.running_source import LENGTH_S, write_stream_clip
+from tests.support.serve_process import ServeProcess, wait_until
 
 ADDRESS = ("127.9.9.9", 53)  # resolv.conf allows no other port
 OWN_RESOLVER = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"')
@@ -62,25 +62,29 @@ def hanging(folder: Path) -> dict[str, float]:
     folder.mkdir(parents=True, exist_ok=True)
     resolver = folder / "resolv.conf"
     resolver.write_text(f"nameserver {ADDRESS[0]}\n")
-    clip = write_air(folder / "air.ts")
-    with NameServer() as server, on_air(Air(clip, LENGTH_S)) as web, on_air(Air(clip, LENGTH_S)) as other:
+    clip = write_stream_clip(folder / "air.ts")
+    with (
+        NameServer() as server,
+        serve_stream(LiveStream(clip, LENGTH_S)) as web,
+        serve_stream(LiveStream(clip, LENGTH_S)) as other,
+    ):
         config = folder / "copywatch.yaml"
         config.write_text(
             "data_dir: data\nweb: {port: 0}\nchannels:\n"
             f'  - {{name: named, url: "http://tv.example.org:{web.port}/", mode: economy}}\n'
             f'  - {{name: witness, url: "http://127.0.0.1:{other.port}/", mode: economy}}\n'
         )
-        with Serve(config, program=[*OWN_RESOLVER, str(resolver), sys.executable, "-m", "monitor.cli"]) as serve:
+        with ServeProcess(config, program=[*OWN_RESOLVER, str(resolver), sys.executable, "-m", "monitor.cli"]) as serve:
             states = [{"channel": "named", "state": state} for state in ("stalled", "failed", "up")]
 
             def is_down() -> bool:
                 return any(serve.value("copywatch_channel_state", **state) == 1 for state in states[:2])
 
-            until(lambda: is_down() and server.n_queries > 0, lambda: "".join(serve.log))
+            wait_until(lambda: is_down() and server.n_queries > 0, lambda: "".join(serve.log))
             assert serve.problems() == {}
             n_queries, server.answers = server.n_queries, True
-            until(lambda: serve.value("copywatch_channel_state", **states[2]) == 1, lambda: "".join(serve.log))
-            until(lambda: serve.value("copywatch_frames_waiting", channel="witness") == 0, lambda: "seconds wait")
+            wait_until(lambda: serve.value("copywatch_channel_state", **states[2]) == 1, lambda: "".join(serve.log))
+            wait_until(lambda: serve.value("copywatch_frames_waiting", channel="witness") == 0, lambda: "seconds wait")
             assert serve.value("copywatch_gap_seconds_total", channel="witness") <= 0
             assert serve.value("copywatch_epochs_total", channel="witness") == 1
             seconds = serve.value("copywatch_frames_received_total", channel="witness")

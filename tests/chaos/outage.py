@@ -22,8 +22,8 @@ from monitor.demo.films import Film
 from tests.chaos.faulty_channel import ClipSet, Figures
 from tests.support import media
 from tests.support.fault_proxy import FaultProxy
-from tests.support.live_stream import Air, on_air
-from tests.support.serve_process import Serve, until
+from tests.support.live_stream import LiveStream, serve_stream
+from tests.support.serve_process import ServeProcess, wait_until
 
 FPS, LENGTH_S = 5, 90
 FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), float(LENGTH_S))
@@ -49,10 +49,10 @@ def away(away_s: float) -> Callable[[ClipSet], Figures]:
         subprocess.run(
             add, check=True, capture_output=True, env={**os.environ, "COPYWATCH_DATA_DIR": str(folder / "data")}
         )
-        air = Air(clip, LENGTH_S)
+        air = LiveStream(clip, LENGTH_S)
         with (
-            on_air(air) as unsteady,
-            on_air(Air(clip, LENGTH_S)) as steady,
+            serve_stream(air) as unsteady,
+            serve_stream(LiveStream(clip, LENGTH_S)) as steady,
             FaultProxy(unsteady.port) as proxy,
         ):
             config = folder / "copywatch.yaml"
@@ -61,14 +61,14 @@ def away(away_s: float) -> Callable[[ClipSet], Figures]:
                 f'  - {{name: gone, url: "http://127.0.0.1:{proxy.port}/", mode: economy}}\n'
                 f'  - {{name: witness, url: "http://127.0.0.1:{steady.port}/", mode: economy}}\n'
             )
-            with Serve(config) as serve:
+            with ServeProcess(config) as serve:
                 return _Outage(serve, proxy, config, air).run(away_s)
 
     return scenario
 
 
 class _Outage:
-    def __init__(self, serve: Serve, proxy: FaultProxy, config: Path, air: Air) -> None:
+    def __init__(self, serve: ServeProcess, proxy: FaultProxy, config: Path, air: LiveStream) -> None:
         self._serve, self._proxy, self._config, self._air = serve, proxy, config, air
         self._n_connected = 0  # before the outage
         self._tries: list[float] = []  # time of each
@@ -150,7 +150,7 @@ class _Outage:
         return max(pauses, default=0.0)
 
     def _witness(self) -> Figures:
-        until(lambda: self._value("copywatch_frames_waiting", "witness") == 0, lambda: "seconds wait")
+        wait_until(lambda: self._value("copywatch_frames_waiting", "witness") == 0, lambda: "seconds wait")
         seen = self._value("copywatch_frames_processed_total", "witness")
         assert self._value("copywatch_gap_seconds_total", "witness") <= 0
         assert self._value("copywatch_epochs_total", "witness") == 1
@@ -176,7 +176,7 @@ class _Outage:
         return max(0.0, self._serve.value(name, channel=channel))
 
     def _wait(self, is_so: Callable[[], bool], what: str) -> None:
-        until(is_so, lambda: f"no {what}:\n{''.join(self._serve.log[-20:])}")
+        wait_until(is_so, lambda: f"no {what}:\n{''.join(self._serve.log[-20:])}")
 
     def _resident_mb(self) -> float:
         status = Path(f"/proc/{self._serve.process.pid}/status").read_text()

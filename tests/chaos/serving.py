@@ -29,7 +29,7 @@ from monitor.demo.broadcast import Transmitter
 from tests.chaos import names
 from tests.chaos.disks import small_disk
 from tests.support.killed_serve import POINTS
-from tests.support.serve_runs import PATIENCE_S, House, Life, build_house, told
+from tests.support.serve_runs import TIMEOUT_S, SampleLibrary, ServeRun, alert_lines, build_sample_library
 
 Figures = dict[str, float]
 Events = list[dict[str, Any]]
@@ -42,7 +42,7 @@ DISK_KB = 64 << 10
 class MonitoredServe:
     """A `serve` that monitors the live recording, with its health and metrics."""
 
-    def __init__(self, life: Life, config: Path, data: Path) -> None:
+    def __init__(self, life: ServeRun, config: Path, data: Path) -> None:
         self.life, self.config, self.data = life, config, data
         self.address = ""
 
@@ -70,7 +70,7 @@ class MonitoredServe:
         began = time.monotonic()
         while not is_so():
             assert self.life.process.poll() is None, f"serve ended:\n{''.join(self.life.log)[-2000:]}"
-            assert time.monotonic() - began < PATIENCE_S, f"no {what}; {self.ready()}; {''.join(self.life.log)[-2000:]}"
+            assert time.monotonic() - began < TIMEOUT_S, f"no {what}; {self.ready()}; {''.join(self.life.log)[-2000:]}"
             time.sleep(0.2)  # polls another process
         return time.monotonic() - began
 
@@ -102,7 +102,7 @@ class MonitoredServe:
 
 @contextmanager
 def serving(
-    house: House,
+    house: SampleLibrary,
     folder: Path,
     *,
     data: Path | None = None,
@@ -112,7 +112,7 @@ def serving(
     """A `serve` that is ready, with the recording live."""
     with Transmitter(house.recording) as air:
         config = house.config(folder, air.url, data=data)
-        life = Life(config, under=under, environment=environment)
+        life = ServeRun(config, under=under, environment=environment)
         try:
             one = MonitoredServe(life, config, data or folder / "data")
             one.wait(lambda: one.ready()[0], "ready")
@@ -122,16 +122,16 @@ def serving(
             life.process.wait()
 
 
-def killed_at(point: str) -> Callable[[House, Path], Figures]:
+def killed_at(point: str) -> Callable[[SampleLibrary, Path], Figures]:
     """Killed there repeatedly, it emits in the end what an undisturbed run emits."""
 
-    def scenario(house: House, folder: Path) -> Figures:
+    def scenario(house: SampleLibrary, folder: Path) -> Figures:
         expected = _read_through(house.config(folder / "undisturbed", str(house.recording)))
         config = house.config(folder / "killed", str(house.recording))
         points = ["after-commit", *[point] * KILLS]  # the first run has nothing to restore, and leaves a snapshot
         for one in points:
-            life = Life(config, one)
-            code = life.process.wait(PATIENCE_S)
+            life = ServeRun(config, one)
+            code = life.process.wait(TIMEOUT_S)
             assert code == -signal.SIGKILL, (one, code, life.log)
         assert _read_through(config) == expected
         return {"kills": len(points), "events": len(expected)}
@@ -140,17 +140,17 @@ def killed_at(point: str) -> Callable[[House, Path], Figures]:
 
 
 def _read_through(config: Path) -> list[dict[str, object]]:
-    life = Life(config)
+    life = ServeRun(config)
     try:
         life.wait_for("the stream ended")
         assert life.end(signal.SIGTERM) == 0
     finally:
         life.process.kill()
         life.process.wait()
-    return told(config)
+    return alert_lines(config)
 
 
-def disk_full(house: House, folder: Path) -> Figures:
+def disk_full(house: SampleLibrary, folder: Path) -> Figures:
     """No space is left for alerts and snapshots: alerts are sent anyway, and stored once there is space again."""
     with small_disk(DISK_KB) as disk, serving(house, folder, data=disk / "data") as one:
         _fill(disk / "filler")
@@ -171,10 +171,10 @@ def _fill(path: Path) -> None:
                     pass
 
 
-def failing_call(call: str, error: str, when: str) -> Callable[[House, Path], Figures]:
+def failing_call(call: str, error: str, when: str) -> Callable[[SampleLibrary, Path], Figures]:
     """A system call on the outbox fails for a while, as on a failing or read-only disk."""
 
-    def scenario(house: House, folder: Path) -> Figures:
+    def scenario(house: SampleLibrary, folder: Path) -> Figures:
         strace = shutil.which("strace")
         assert strace, "this needs the Debian package strace"
         data = (folder / "data").absolute()
@@ -192,7 +192,7 @@ def failing_call(call: str, error: str, when: str) -> Callable[[House, Path], Fi
     return scenario
 
 
-def no_files(house: House, folder: Path) -> Figures:
+def no_files(house: SampleLibrary, folder: Path) -> Figures:
     """No file descriptors are left, and the decoder dies: it recovers once there are descriptors again."""
     with serving(house, folder) as one:
         pid = one.life.process.pid
@@ -212,7 +212,7 @@ def no_files(house: House, folder: Path) -> Figures:
         return {"back_s": back_s}
 
 
-def clock_set(house: House, folder: Path) -> Figures:
+def clock_set(house: SampleLibrary, folder: Path) -> Figures:
     """The wall clock is set an hour forward, then two back, during a copy: its alert retains its id."""
     assert Path(FAKETIME).exists(), "this needs the Debian package faketime"
     clock = folder / "clock"
@@ -237,7 +237,7 @@ def clock_set(house: House, folder: Path) -> Figures:
         return figures
 
 
-def frozen(house: House, folder: Path) -> Figures:
+def frozen(house: SampleLibrary, folder: Path) -> Figures:
     """The monitor gets no CPU for 8 s during a copy: it catches up and alerts once."""
     with serving(house, folder) as one:
         one.wait(lambda: one.has_emitted("alert.started"), "an alert")
@@ -247,7 +247,7 @@ def frozen(house: House, folder: Path) -> Figures:
         return one.run_to_end()
 
 
-SCENARIOS: dict[str, Callable[[House, Path], Figures]] = {
+SCENARIOS: dict[str, Callable[[SampleLibrary, Path], Figures]] = {
     **{f"killed: {point}": killed_at(point) for point in POINTS},
     "F39 name server hangs": lambda house, folder: names.hanging(folder),
     "F56 disk full": disk_full,
@@ -260,13 +260,13 @@ SCENARIOS: dict[str, Callable[[House, Path], Figures]] = {
 
 
 def run(
-    scenarios: dict[str, Callable[[House, Path], Figures]],
+    scenarios: dict[str, Callable[[SampleLibrary, Path], Figures]],
     folder: Path,
     at_once: int,
     say: Callable[[str, dict[str, Any]], None],
 ) -> dict[str, dict[str, Any]]:
     """Runs the scenarios, several at once; `failures` is 1 where one failed. Calls `say` as each ends."""
-    house = build_house(folder)
+    house = build_sample_library(folder)
 
     def run_one(name: str) -> dict[str, Any]:
         place, began = folder / re.sub(r"\W+", "-", name), time.monotonic()

@@ -21,8 +21,8 @@ from typing import Any
 from tests.chaos import clocks, losses, outage, transports
 from tests.chaos.faulty_channel import ClipSet, Figures
 from tests.support.fault_proxy import FaultProxy
-from tests.support.live_stream import Air, WebServer, on_air
-from tests.support.running_source import HASTY, LENGTH_S, watching
+from tests.support.live_stream import LiveStream, WebServer, serve_stream
+from tests.support.running_source import LENGTH_S, SHORT_TIMEOUTS, running_source
 
 
 def stall(clips: ClipSet) -> Figures:
@@ -64,15 +64,15 @@ def cut_short(clips: ClipSet) -> Figures:
 def no_headers(clips: ClipSet) -> Figures:
     """The server accepts the connection and never responds."""
     with WebServer(lambda request: time.sleep(3600)) as web:  # the fault itself: a server that hangs
-        patience = replace(HASTY, opening_s=3)
-        with watching(f"http://127.0.0.1:{web.port}/x.ts", "silent", patience=patience) as watched:
+        timeouts = replace(SHORT_TIMEOUTS, opening_s=3)
+        with running_source(f"http://127.0.0.1:{web.port}/x.ts", "silent", timeouts=timeouts) as watched:
             began = time.monotonic()
             watched.wait_for_state("stalled")
             return {"noticed_s": time.monotonic() - began}
 
 
 def unknown_host(clips: ClipSet) -> Figures:
-    with watching("http://no-such-host.invalid/x.ts", "nowhere") as watched:
+    with running_source("http://no-such-host.invalid/x.ts", "nowhere") as watched:
         watched.wait_for_state("failed")
         watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="unreachable") >= 1, "retry")
         return {}
@@ -135,7 +135,7 @@ def _impaired(name: str) -> Callable[[ClipSet], Figures]:
 def held_is_not_frozen(clips: ClipSet) -> Figures:
     """Economy mode repeats key frames; this must not count as frozen."""
     with clips.channel("held", mode="economy") as channel:
-        channel.watched.wait_for_more(HASTY.impaired_s + 4)
+        channel.watched.wait_for_more(SHORT_TIMEOUTS.impaired_s + 4)
         assert channel.watched.source.state == "up"
         assert channel.watched.holes == []
         return {"seconds": len(channel.watched.samples)}
@@ -143,12 +143,12 @@ def held_is_not_frozen(clips: ClipSet) -> Figures:
 
 def away_for_long(clips: ClipSet) -> Figures:
     """Away for longer than the silence that a clock bridges: slow retries, then a new epoch."""
-    air = Air(clips.clip, LENGTH_S)
-    patience = replace(HASTY, silence_s=4.0)
+    air = LiveStream(clips.clip, LENGTH_S)
+    timeouts = replace(SHORT_TIMEOUTS, silence_s=4.0)
     with (
-        on_air(air) as web,
+        serve_stream(air) as web,
         FaultProxy(web.port) as proxy,
-        watching(f"http://127.0.0.1:{proxy.port}/x.ts", "away", patience=patience) as watched,
+        running_source(f"http://127.0.0.1:{proxy.port}/x.ts", "away", timeouts=timeouts) as watched,
     ):
         watched.wait_for_state("up")
         watched.wait_for_more()
@@ -157,7 +157,7 @@ def away_for_long(clips: ClipSet) -> Figures:
         n_before, began = proxy.n_connections, time.monotonic()
         watched.wait(lambda: time.monotonic() - began > 8 and proxy.n_connections >= n_before + 2, "paced retries")
         tries, away_s = proxy.n_connections - n_before, time.monotonic() - began
-        assert tries <= 6 + away_s / (0.8 * patience.last_retry_s), (tries, away_s)
+        assert tries <= 6 + away_s / (0.8 * timeouts.last_retry_s), (tries, away_s)
         proxy.fault = "none"
         watched.wait_for_state("up")
         watched.wait_for_more()
@@ -191,14 +191,14 @@ def crash_loop(clips: ClipSet) -> Figures:
 
         def is_failed() -> bool:
             child = watched.source._child
-            if child is not None and child.pid not in killed_pids and not watched.source._retry.is_crash_loop:
+            if child is not None and child.pid not in killed_pids and not watched.source._retries.is_crash_loop:
                 killed_pids.add(child.pid)
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
-            return watched.source._retry.is_crash_loop and watched.source.state == "failed"
+            return watched.source._retries.is_crash_loop and watched.source.state == "failed"
 
         watched.wait(is_failed, "failed")
-        assert len(killed_pids) >= HASTY.crashes
+        assert len(killed_pids) >= SHORT_TIMEOUTS.crashes
         watched.wait_for_state("up")
         return {"kills": len(killed_pids)}
 
@@ -299,8 +299,8 @@ def run(
         say(f"{name} ({time.monotonic() - began:.0f} s)", results[name])
 
     with (
-        on_air(Air(clips.clip, LENGTH_S)) as web,
-        watching(f"http://127.0.0.1:{web.port}/x.ts", "witness", pictures=False) as witness,
+        serve_stream(LiveStream(clips.clip, LENGTH_S)) as web,
+        running_source(f"http://127.0.0.1:{web.port}/x.ts", "witness", pictures=False) as witness,
     ):
         witness.wait_for_more()
         with ThreadPoolExecutor(max_workers=at_once) as pool:

@@ -15,13 +15,13 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 from tests.chaos.faulty_channel import ClipSet, Figures, sum_of
-from tests.support.live_stream import PACKET, Air, LivePlaylist, WebServer
-from tests.support.running_source import HASTY, LENGTH_S, watching
+from tests.support.live_stream import PACKET, LivePlaylist, LiveStream, WebServer
+from tests.support.running_source import LENGTH_S, SHORT_TIMEOUTS, running_source
 
 
 def answers(code: int, state: str) -> Callable[[ClipSet], Figures]:
     def scenario(clips: ClipSet) -> Figures:
-        air, is_refusing = Air(clips.clip, LENGTH_S), [True]
+        air, is_refusing = LiveStream(clips.clip, LENGTH_S), [True]
 
         def answer(request: BaseHTTPRequestHandler) -> None:
             if is_refusing[0]:
@@ -32,7 +32,7 @@ def answers(code: int, state: str) -> Callable[[ClipSet], Figures]:
             for piece in air.pieces():
                 request.wfile.write(piece)
 
-        with WebServer(answer) as web, watching(f"http://127.0.0.1:{web.port}/x.ts", f"http-{code}") as watched:
+        with WebServer(answer) as web, running_source(f"http://127.0.0.1:{web.port}/x.ts", f"http-{code}") as watched:
             watched.wait_for_state(state)
             watched.wait(lambda: sum_of(watched, "copywatch_reconnects_total") >= 2, "two retries")
             is_refusing[0] = False
@@ -46,10 +46,13 @@ def answers(code: int, state: str) -> Callable[[ClipSet], Figures]:
 
 def playlist(what: str) -> Callable[[ClipSet], Figures]:
     def scenario(clips: ClipSet) -> Figures:
-        air = Air(clips.clip, LENGTH_S)
+        air = LiveStream(clips.clip, LENGTH_S)
         playlist = LivePlaylist(air)
         playlist.less = -1000 if what == "restarted-numbers" else 0
-        with WebServer(playlist.answer) as web, watching(f"http://127.0.0.1:{web.port}/live.m3u8", what) as watched:
+        with (
+            WebServer(playlist.answer) as web,
+            running_source(f"http://127.0.0.1:{web.port}/live.m3u8", what) as watched,
+        ):
             watched.wait_for_state("up")
             watched.wait_for_more()
             now = int(air.at_s) // 2
@@ -80,11 +83,11 @@ def playlist(what: str) -> Callable[[ClipSet], Figures]:
 
 def long_segments(clips: ClipSet) -> Figures:
     """Segments of 12 s: longer without data than other streams may be, without a reconnect."""
-    playlist = LivePlaylist(Air(clips.clip, LENGTH_S), segment_s=12)
-    patience = replace(HASTY, segments_s=30)
+    playlist = LivePlaylist(LiveStream(clips.clip, LENGTH_S), segment_s=12)
+    timeouts = replace(SHORT_TIMEOUTS, segments_s=30)
     with (
         WebServer(playlist.answer) as web,
-        watching(f"http://127.0.0.1:{web.port}/live.m3u8", "long-segments", patience=patience) as watched,
+        running_source(f"http://127.0.0.1:{web.port}/live.m3u8", "long-segments", timeouts=timeouts) as watched,
     ):
         watched.wait_for_state("up")
         before = sum_of(watched, "copywatch_reconnects_total")  # reconnects before the first segment
@@ -100,7 +103,7 @@ def datagrams(loss: float) -> Callable[[ClipSet], Figures]:
     """UDP with datagrams lost, duplicated and reordered."""
 
     def scenario(clips: ClipSet) -> Figures:
-        air, over, luck = Air(clips.clip, LENGTH_S), threading.Event(), random.Random(5)
+        air, over, luck = LiveStream(clips.clip, LENGTH_S), threading.Event(), random.Random(5)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
             one.bind(("127.0.0.1", 0))
             port = one.getsockname()[1]
@@ -128,8 +131,8 @@ def datagrams(loss: float) -> Callable[[ClipSet], Figures]:
         thread = threading.Thread(target=send)
         thread.start()
         try:
-            patience = replace(HASTY, no_progress_s=10)
-            with watching(f"udp://127.0.0.1:{port}", f"loss{100 * loss:.0f}", patience=patience) as watched:
+            timeouts = replace(SHORT_TIMEOUTS, no_progress_s=10)
+            with running_source(f"udp://127.0.0.1:{port}", f"loss{100 * loss:.0f}", timeouts=timeouts) as watched:
                 watched.wait_for_more(12)
                 missed = sum(n for _, n, _ in watched.holes)
                 damaged = watched.value("copywatch_damaged_pictures_total")
@@ -202,7 +205,7 @@ def _refused_by_tls(context: ssl.SSLContext, public: Path) -> int:
     requests: list[str] = []
     with (
         WebServer(lambda request: requests.append(request.path), context) as web,
-        watching(f"https://127.0.0.1:{web.port}/x.ts", public.stem) as watched,
+        running_source(f"https://127.0.0.1:{web.port}/x.ts", public.stem) as watched,
     ):
         watched.wait_for_state("failed")
         watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="untrusted") >= 1, "retry")

@@ -16,9 +16,9 @@ from PIL import Image
 from monitor.config.config_file import add_channel, remove_channel
 from monitor.config.settings import ChannelSettings, load_settings
 from monitor.web.auth.tokens import Tokens
-from tests.support.live_stream import Air, LivePlaylist, WebServer, on_air
-from tests.support.running_source import LENGTH_S, WAIT_S, write_air
-from tests.support.serve_process import Serve, until
+from tests.support.live_stream import LivePlaylist, LiveStream, WebServer, serve_stream
+from tests.support.running_source import LENGTH_S, WAIT_S, write_stream_clip
+from tests.support.serve_process import ServeProcess, wait_until
 from tests.support.web_only import WebAppServer
 
 COMMENTED = """\
@@ -128,7 +128,7 @@ def test_a_missing_file_is_created_for_its_owner_only(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_testing_a_channel_describes_it_and_saves_a_picture(tmp_path: Path) -> None:
-    playlist = LivePlaylist(Air(write_air(tmp_path / "air.ts"), LENGTH_S))
+    playlist = LivePlaylist(LiveStream(write_stream_clip(tmp_path / "air.ts"), LENGTH_S))
     time.sleep(4)  # until there is a segment
     with WebServer(playlist.answer) as web:
         url = f"http://u:s3cret@127.0.0.1:{web.port}/live.m3u8"
@@ -155,10 +155,10 @@ def test_testing_an_unreachable_channel_exits_with_4(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_running_monitor_applies_changes_of_the_file(tmp_path: Path) -> None:
     config = tmp_path / "copywatch.yaml"
-    with on_air(Air(write_air(tmp_path / "air.ts"), LENGTH_S)) as web:
+    with serve_stream(LiveStream(write_stream_clip(tmp_path / "air.ts"), LENGTH_S)) as web:
         url = f"http://u:s3cret@127.0.0.1:{web.port}/x.ts"
         config.write_text(f"data_dir: data\nweb: {{port: 0}}\nchannels:\n  - {{name: one, url: '{url}'}}\n")
-        with Serve(config) as serving:
+        with ServeProcess(config) as serving:
             wait_for(serving, 'copywatch_channel_state{channel="one",state="up"} 1.0')
             assert copywatch("channels", "add", "two", url, "--config", str(config)).returncode == 0
             wait_for(serving, 'copywatch_channel_state{channel="two",state="up"} 1.0')
@@ -208,5 +208,5 @@ def process_command_lines() -> list[str]:
     return lines
 
 
-def wait_for(serving: Serve, line: str, *, there: bool = True) -> None:
-    until(lambda: (line in serving.get("/metrics")[1]) == there, lambda: serving.get("/metrics")[1])
+def wait_for(serving: ServeProcess, line: str, *, there: bool = True) -> None:
+    wait_until(lambda: (line in serving.get("/metrics")[1]) == there, lambda: serving.get("/metrics")[1])

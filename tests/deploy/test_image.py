@@ -21,7 +21,7 @@ from tests.support import media
 from tests.support.container import Container, Dockerfile, first_process
 from tests.support.image_libraries import link_into, requirements
 from tests.support.promql_queries import ROOT
-from tests.support.serve_process import until
+from tests.support.serve_process import wait_until
 
 DOCKERFILE = ROOT / "deploy/Dockerfile"
 PARSED = Dockerfile(DOCKERFILE)
@@ -96,11 +96,11 @@ def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Container) -> Non
     container = box.start([*PARSED.command("ENTRYPOINT"), *PARSED.command("CMD")])
     try:
         health = PARSED.command("HEALTHCHECK")
-        until(
+        wait_until(
             lambda: box.join(container, health).returncode == 0, lambda: (container.poll(), box.join(container, health))
         )
         alerts = box.data / "alerts.jsonl"
-        until(lambda: alerts.exists() and "alert.started" in alerts.read_text(), lambda: list(box.data.iterdir()))
+        wait_until(lambda: alerts.exists() and "alert.started" in alerts.read_text(), lambda: list(box.data.iterdir()))
         assert json.loads(alerts.read_text().splitlines()[0])["reference"] == "film"
         page = "import urllib.request as u; print(u.urlopen('http://127.0.0.1:8080/').status)"
         assert box.join(container, ["python", "-c", page]).stdout == "200\n"  # the dashboard's files are in the package

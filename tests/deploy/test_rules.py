@@ -26,10 +26,10 @@ from reference_db.features.encoder import load_encoder
 from reference_db.registration import register
 from reference_db.store.catalog import Catalog
 from tests.support import media
-from tests.support.live_stream import Air, WebServer
+from tests.support.live_stream import LiveStream, WebServer
 from tests.support.onnx_encoders import write_slow
 from tests.support.promql_queries import ROOT, faults
-from tests.support.serve_process import Serve, until
+from tests.support.serve_process import ServeProcess, wait_until
 
 RULES = ROOT / "deploy/prometheus/rules.yml"
 FPS, LENGTH_S = 4, 24
@@ -111,8 +111,8 @@ def write_air(path: Path, film: Film, *, bright: bool = False) -> Path:
 @contextmanager
 def on_air(clip: Path, past_s: float = 1.0) -> Iterator[str]:
     """The address of a live server that starts `past_s` in the past, as relays do; it closes connections at the end."""
-    air, is_over = Air(clip, LENGTH_S), threading.Event()
-    air._began -= 4 * LENGTH_S  # the stream has run for a while
+    air, is_over = LiveStream(clip, LENGTH_S), threading.Event()
+    air._started_s -= 4 * LENGTH_S  # the stream has run for a while
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
@@ -203,12 +203,12 @@ def test_real_faults_fire_them(prometheus: Prometheus, tmp_path: Path) -> None:
             config.write_text(common + "".join(lines))
 
         configure()
-        serve = stack.enter_context(Serve(config))
+        serve = stack.enter_context(ServeProcess(config))
         prometheus.scrape(serve.addresses[0].removeprefix("http://"))
         for name in channels:
-            until(lambda name=name: serve.value("copywatch_channel_up", channel=name) == 1, lambda: serve.log)  # type: ignore[misc]
-        until(lambda: serve.value("copywatch_frames_processed_total", channel="steady") >= 8, lambda: serve.log)
-        until(lambda: not prometheus.firing() & {"CopywatchAbsent", "CopywatchDown"}, prometheus.firing)
+            wait_until(lambda name=name: serve.value("copywatch_channel_up", channel=name) == 1, lambda: serve.log)  # type: ignore[misc]
+        wait_until(lambda: serve.value("copywatch_frames_processed_total", channel="steady") >= 8, lambda: serve.log)
+        wait_until(lambda: not prometheus.firing() & {"CopywatchAbsent", "CopywatchDown"}, prometheus.firing)
         assert not prometheus.firing() & BY_FAULTS
 
         dying.close()  # the server of one channel stops
@@ -224,9 +224,9 @@ def test_real_faults_fire_them(prometheus: Prometheus, tmp_path: Path) -> None:
             seen.update(prometheus.firing())
             return seen >= BY_FAULTS
 
-        until(all_fired, lambda: (BY_FAULTS - seen, "".join(serve.log[-30:]), serve.get("/metrics")[1]))
+        wait_until(all_fired, lambda: (BY_FAULTS - seen, "".join(serve.log[-30:]), serve.get("/metrics")[1]))
         assert not seen & {"CopywatchDown", "AllChannelsDown", "AlertsNotKept", "DataDiskFull", "ReferencesDamaged"}
         serve.kill()
-        until(lambda: "CopywatchDown" in prometheus.firing(), prometheus.firing)
+        wait_until(lambda: "CopywatchDown" in prometheus.firing(), prometheus.firing)
         prometheus.scrape()
-        until(lambda: "CopywatchAbsent" in prometheus.firing(), prometheus.firing)
+        wait_until(lambda: "CopywatchAbsent" in prometheus.firing(), prometheus.firing)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.live_stream import PACKET, Air, LivePlaylist, WebServer, on_air
-from tests.support.running_source import LENGTH_S, Watching, watching, write_air
+from tests.support.live_stream import PACKET, LivePlaylist, LiveStream, WebServer, serve_stream
+from tests.support.running_source import LENGTH_S, RunningSource, running_source, write_stream_clip
 from tests.support.stream_servers import free_port, published, rtmp_server, rtsp_server
 
 pytestmark = pytest.mark.system  # nginx, VLC, ffmpeg
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.system  # nginx, VLC, ffmpeg
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_air(tmp_path_factory.mktemp("clips") / "air.ts")
+    return write_stream_clip(tmp_path_factory.mktemp("clips") / "air.ts")
 
 
-def comes_whole(watched: Watching) -> None:
+def comes_whole(watched: RunningSource) -> None:
     """Seconds come, one after the other, each with the picture of its second."""
     watched.wait_for_state("up")
     watched.wait_for_more(5)
@@ -31,18 +31,24 @@ def comes_whole(watched: Watching) -> None:
 
 
 def test_hls(clip: Path) -> None:
-    playlist = LivePlaylist(Air(clip, LENGTH_S, start_s=0))
-    with WebServer(playlist.answer) as web, watching(f"http://127.0.0.1:{web.port}/live.m3u8", mode="auto") as watched:
+    playlist = LivePlaylist(LiveStream(clip, LENGTH_S, start_s=0))
+    with (
+        WebServer(playlist.answer) as web,
+        running_source(f"http://127.0.0.1:{web.port}/live.m3u8", mode="auto") as watched,
+    ):
         comes_whole(watched)
 
 
 def test_http_progressive(clip: Path) -> None:
-    with on_air(Air(clip, LENGTH_S)) as web, watching(f"http://127.0.0.1:{web.port}/live", mode="auto") as watched:
+    with (
+        serve_stream(LiveStream(clip, LENGTH_S)) as web,
+        running_source(f"http://127.0.0.1:{web.port}/live", mode="auto") as watched,
+    ):
         comes_whole(watched)
 
 
 def test_udp(clip: Path) -> None:
-    air, over, port = Air(clip, LENGTH_S), threading.Event(), free_port(socket.SOCK_DGRAM)
+    air, over, port = LiveStream(clip, LENGTH_S), threading.Event(), free_port(socket.SOCK_DGRAM)
 
     def send() -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
@@ -55,7 +61,7 @@ def test_udp(clip: Path) -> None:
     thread = threading.Thread(target=send)
     thread.start()
     try:
-        with watching(f"udp://127.0.0.1:{port}", mode="economy") as watched:
+        with running_source(f"udp://127.0.0.1:{port}", mode="economy") as watched:
             comes_whole(watched)
     finally:
         over.set()
@@ -66,7 +72,7 @@ def test_rtmp(clip: Path, tmp_path: Path) -> None:
     with ExitStack() as stack:
         url = f"rtmp://127.0.0.1:{stack.enter_context(rtmp_server(tmp_path))}/live/s3cretKey"
         publisher = stack.enter_context(published(clip, url))
-        watched = stack.enter_context(watching(url))
+        watched = stack.enter_context(running_source(url))
         comes_whole(watched)
         publisher.kill()  # the studio goes away, and comes back
         watched.wait_for_state("stalled")
@@ -77,6 +83,6 @@ def test_rtmp(clip: Path, tmp_path: Path) -> None:
 
 def test_rtsp(clip: Path, tmp_path: Path) -> None:
     recording = tmp_path / "recording.ts"
-    recording.write_bytes(Air(clip, LENGTH_S).seconds(0, 300))  # where it begins anew, VLC hangs up
-    with rtsp_server(recording) as port, watching(f"rtsp://user:s3cret@127.0.0.1:{port}/live") as watched:
+    recording.write_bytes(LiveStream(clip, LENGTH_S).seconds(0, 300))  # where it begins anew, VLC hangs up
+    with rtsp_server(recording) as port, running_source(f"rtsp://user:s3cret@127.0.0.1:{port}/live") as watched:
         comes_whole(watched)

@@ -19,7 +19,7 @@ from monitor.ingest.live_source import LiveSource
 from monitor.ops.logs import configure_logging
 from monitor.ops.metrics import Metrics
 from tests.reference_db.media.test_addresses import FORMS, SECRET, filled
-from tests.support.running_source import HASTY, WAIT_S, Watching
+from tests.support.running_source import SHORT_TIMEOUTS, WAIT_S, RunningSource
 
 pytestmark = pytest.mark.slow  # retries of a live source
 
@@ -45,7 +45,9 @@ def test_the_secret_is_in_no_log_metric_error_or_process_list(log: io.StringIO) 
         except ValidationError as error:
             refusals.append(str(error))
             continue
-        watched.append(Watching(LiveSource(settings, metrics, patience=replace(HASTY, opening_s=15)), metrics))
+        watched.append(
+            RunningSource(LiveSource(settings, metrics, timeouts=replace(SHORT_TIMEOUTS, opening_s=15)), metrics)
+        )
     assert len(watched) >= 30
     said = ""
     try:
@@ -59,7 +61,7 @@ def test_the_secret_is_in_no_log_metric_error_or_process_list(log: io.StringIO) 
         for one in watched:
             one.close()
     assert "reference_db.media.decoder" in said
-    assert "trying again" in log.getvalue()
+    assert "reconnecting" in log.getvalue()
     for text in (said, log.getvalue(), generate_latest(metrics.registry).decode(), *refusals, repr(watched)):
         assert SECRET not in text
 

@@ -20,10 +20,10 @@ from reference_db.features.encoder import load_encoder
 from reference_db.registration import register
 from reference_db.store.catalog import Catalog
 from tests.support import media
-from tests.support.live_stream import Air, on_air
+from tests.support.live_stream import LiveStream, serve_stream
 from tests.support.onnx_encoders import write_hanging
-from tests.support.running_source import FPS, LENGTH_S, write_air
-from tests.support.serve_process import Serve, until
+from tests.support.running_source import FPS, LENGTH_S, write_stream_clip
+from tests.support.serve_process import ServeProcess, wait_until
 
 pytestmark = pytest.mark.system  # strace
 
@@ -33,9 +33,9 @@ ALL_OK = dict.fromkeys(("index", "outbox", "compute", "outbox writer", "refreshe
 @dataclass(frozen=True)
 class Setup:
     data: Path
-    serve: Serve
+    serve: ServeProcess
     manager: socket.socket  # on which a service manager listens
-    air: Air
+    air: LiveStream
     white: Path
 
     def notifications(self) -> list[str]:
@@ -52,15 +52,15 @@ class Setup:
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     folder = tmp_path_factory.mktemp("serve")
     encoder = write_hanging(folder / "hanging.onnx")
-    film = write_air(folder / "film.ts", seed=5)
+    film = write_stream_clip(folder / "film.ts", seed=5)
     with Catalog.open(folder / "data", write=True) as catalog:
         register(film, catalog, load_encoder(encoder))
     bright = np.full((90, 160, 3), 255, np.uint8)
     times = [n / FPS for n in range(LENGTH_S * FPS)]
     white = media.write_clip(folder / "white.ts", ((t, bright) for t in times), fps=FPS, gop=FPS, b_frames=0)
-    air = Air(write_air(folder / "air.ts"), LENGTH_S)
+    air = LiveStream(write_stream_clip(folder / "air.ts"), LENGTH_S)
     config = folder / "copywatch.yaml"
-    with on_air(air) as web, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+    with serve_stream(air) as web, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         config.write_text(
             f"data_dir: data\nencoder: hanging.onnx\nweb: {{port: 0, probes_port: 0}}\nchannels:\n"
             f'  - {{name: works, url: "http://127.0.0.1:{web.port}/x.ts", mode: exact}}\n'
@@ -68,12 +68,12 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
         )
         manager.bind(str(folder / "notify"))
         environment = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "400000"}
-        with Serve(config, environment, (sys.executable, "-m", "tests.support.short_timeout_serve")) as serve:
+        with ServeProcess(config, environment, (sys.executable, "-m", "tests.support.short_timeout_serve")) as serve:
             yield Setup(folder / "data", serve, manager, air, white)
 
 
 @contextmanager
-def hanging(serve: Serve, *files: Path) -> Iterator[None]:
+def hanging(serve: ServeProcess, *files: Path) -> Iterator[None]:
     """Every read and write of these files takes a minute, as on a network disk that went away."""
     calls = "pread64,pwrite64,fdatasync,fsync,openat"
     paths = [word for file in files for word in ("-P", str(file))]
@@ -90,8 +90,8 @@ def hanging(serve: Serve, *files: Path) -> Iterator[None]:
 
 def test_ready_although_one_channel_is_down(setup: Setup) -> None:
     serve = setup.serve
-    until(lambda: serve.value("copywatch_channel_up", channel="works") == 1, lambda: serve.log)
-    until(lambda: serve.value("copywatch_channel_state", channel="dead", state="failed") == 1, lambda: serve.log)
+    wait_until(lambda: serve.value("copywatch_channel_up", channel="works") == 1, lambda: serve.log)
+    wait_until(lambda: serve.value("copywatch_channel_state", channel="dead", state="failed") == 1, lambda: serve.log)
     for address in range(2):  # the main one, and the one with the probes only
         status, body = serve.get("/readyz?verbose", address)
         assert (status, json.loads(body)) == (200, {"status": "ready", "checks": ALL_OK})
@@ -107,7 +107,7 @@ def test_the_service_manager_is_notified_of_readiness_and_fed_the_watchdog(setup
         lines.extend(setup.notifications())
         return lines.count("WATCHDOG=1") > 2
 
-    until(is_fed, lambda: lines)
+    wait_until(is_fed, lambda: lines)
     assert lines.count("READY=1") == 1
     assert "STATUS=watching 2 channels for 1 references" in lines
 
@@ -116,28 +116,28 @@ def test_not_ready_while_the_catalogue_cannot_be_read(setup: Setup) -> None:
     catalogue = setup.data / "catalog.sqlite"
     whole = catalogue.read_bytes()
     catalogue.rename(setup.data / "aside")
-    until(lambda: "index" in setup.serve.problems(), setup.serve.problems)
+    wait_until(lambda: "index" in setup.serve.problems(), setup.serve.problems)
     catalogue.write_bytes(b"garbage" * 4096)
-    until(lambda: "index" in setup.serve.problems(), setup.serve.problems)
+    wait_until(lambda: "index" in setup.serve.problems(), setup.serve.problems)
     assert setup.serve.get("/livez")[0] == 200  # a restart would not help
     catalogue.write_bytes(whole)
-    until(lambda: not setup.serve.problems(), setup.serve.problems)
+    wait_until(lambda: not setup.serve.problems(), setup.serve.problems)
 
 
 def test_not_ready_while_a_disk_hangs(setup: Setup) -> None:
     data = setup.data
     with hanging(setup.serve, data / "catalog.sqlite", data / "alerts.sqlite", data / "alerts.sqlite-wal"):
-        until(lambda: setup.serve.problems().keys() >= {"outbox writer", "refresher"}, setup.serve.problems)
+        wait_until(lambda: setup.serve.problems().keys() >= {"outbox writer", "refresher"}, setup.serve.problems)
         assert "compute" not in setup.serve.problems()
         assert setup.serve.get("/livez")[0] == 200  # a restart would not help
-    until(lambda: not setup.serve.problems(), setup.serve.problems)
+    wait_until(lambda: not setup.serve.problems(), setup.serve.problems)
 
 
 def test_an_encoder_that_hangs_is_reported_and_stops_the_watchdog(setup: Setup) -> None:
     setup.air.use(setup.white)
-    until(lambda: "compute" in setup.serve.problems(), setup.serve.problems)
+    wait_until(lambda: "compute" in setup.serve.problems(), setup.serve.problems)
     assert setup.serve.get("/livez")[0] == 503
-    until(
+    wait_until(
         lambda: any(one.startswith("STATUS=compute has finished nothing") for one in setup.notifications()),
         lambda: "no status",
     )

@@ -14,8 +14,8 @@ from monitor.demo.broadcast import Transmitter
 from monitor.evidence.store import EvidenceStore
 from monitor.rights.store import RightsStore
 from tests.runtime.test_recovery import house
-from tests.support.serve_process import Serve, clean_environment, until
-from tests.support.serve_runs import House
+from tests.support.serve_process import ServeProcess, clean_environment, wait_until
+from tests.support.serve_runs import SampleLibrary
 
 pytestmark = pytest.mark.slow  # a real serve
 
@@ -34,7 +34,7 @@ def copywatch(data_dir: Path, *arguments: str) -> str:
     return run.stdout
 
 
-def test_commands_beside_a_running_monitor_take_effect(house: House, tmp_path: Path) -> None:
+def test_commands_beside_a_running_monitor_take_effect(house: SampleLibrary, tmp_path: Path) -> None:
     with Transmitter(house.recording) as air:
         config = house.config(tmp_path / "air", air.url)
         data = config.parent / "data"
@@ -52,21 +52,21 @@ def test_commands_beside_a_running_monitor_take_effect(house: House, tmp_path: P
         def types(channel: str, alert_id: str) -> list[str]:
             return [alert["type"].removeprefix("alert.") for alert in emitted(channel) if alert["id"] == alert_id]
 
-        with Serve(config) as serve:
-            until(lambda: [one["type"] for one in emitted("past")].count("alert.ended") == 2, lambda: serve.log)
+        with ServeProcess(config) as serve:
+            wait_until(lambda: [one["type"] for one in emitted("past")].count("alert.ended") == 2, lambda: serve.log)
             assert {alert["licence"] for alert in emitted("past")} == {"L1"}
             ended = emitted("past")[0]["id"]
             copywatch(data, "alerts", "review", ended, "false", "--by", "Ann")
-            until(lambda: types("past", ended)[-1] == "retracted", lambda: emitted("past"))
+            wait_until(lambda: types("past", ended)[-1] == "retracted", lambda: emitted("past"))
 
-            until(lambda: bool(emitted("ch5")), lambda: serve.log)
+            wait_until(lambda: bool(emitted("ch5")), lambda: serve.log)
             on_air = emitted("ch5")[0]["id"]
             copywatch(data, "alerts", "review", on_air, "false", "--by", "Ann", "--note", "an ident")
-            until(lambda: types("ch5", on_air)[-1] == "retracted", lambda: emitted("ch5"))
+            wait_until(lambda: types("ch5", on_air)[-1] == "retracted", lambda: emitted("ch5"))
             last = emitted("ch5")[-1]
             assert last["reason"] == "reviewed: false positive"
             assert [one["seq"] for one in emitted("ch5")] == list(range(1, last["seq"] + 1))
-            until(lambda: not RightsStore(data).unapplied_reviews(), lambda: RightsStore(data).unapplied_reviews())
+            wait_until(lambda: not RightsStore(data).unapplied_reviews(), lambda: RightsStore(data).unapplied_reviews())
             assert serve.value("copywatch_reviews_total", decision="false") == 2
             counted = {"channel": "past", "event": "ended", "licensed": "yes"}
             assert serve.value("copywatch_alerts_total", **counted) == 2

@@ -16,7 +16,7 @@ from reference_db.features.encoder import load_encoder
 from reference_db.registration import register
 from reference_db.store.catalog import Catalog
 from tests.support import media
-from tests.support.serve_process import Serve
+from tests.support.serve_process import ServeProcess
 
 pytestmark = pytest.mark.slow  # a real serve
 
@@ -38,7 +38,7 @@ START_UP = [
 def test_serve_logs_its_start_and_the_address_of_the_dashboard(log_format: str, tmp_path: Path) -> None:
     config = tmp_path / "copywatch.yaml"
     config.write_text(f"data_dir: data\nlogging: {{format: {log_format}}}\nweb: {{port: 0}}\n")
-    with Serve(config) as running:
+    with ServeProcess(config) as running:
         running.wait_for("Dashboard: ")
         log = running.log
         lines = [next(n for n, line in enumerate(log) if text in line) for text in START_UP]
@@ -50,7 +50,7 @@ def test_serve_logs_its_start_and_the_address_of_the_dashboard(log_format: str, 
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Serve]:
+def running(tmp_path: Path) -> Iterator[ServeProcess]:
     film = media.write_clip(tmp_path / "film.mp4", media.pieces(FPS, (FILM, 0, 30)), fps=FPS)
     with Catalog.open(tmp_path / "data", write=True) as catalog:
         register(film, catalog, load_encoder())
@@ -67,11 +67,13 @@ channels:
   - {{name: broken, url: "http://user:s3cret@127.0.0.1:9/nothing.m3u8"}}
 """
     )
-    with Serve(config) as serve:
+    with ServeProcess(config) as serve:
         yield serve
 
 
-def test_a_copy_is_found_beside_a_broken_channel_and_sigterm_stops_the_process(running: Serve, tmp_path: Path) -> None:
+def test_a_copy_is_found_beside_a_broken_channel_and_sigterm_stops_the_process(
+    running: ServeProcess, tmp_path: Path
+) -> None:
     assert running.get("/livez")[0] == 200
     assert running.get("/readyz")[0] == 200
     running.wait_for("the stream ended")

@@ -14,8 +14,8 @@ import pytest
 from monitor.demo.films import Film
 from reference_db.library import ReferenceLibrary
 from tests.support import media
-from tests.support.live_stream import Air, on_air
-from tests.support.serve_process import Serve, until
+from tests.support.live_stream import LiveStream, serve_stream
+from tests.support.serve_process import ServeProcess, wait_until
 
 pytestmark = pytest.mark.slow  # a real serve on live channels
 
@@ -25,23 +25,23 @@ CHANNEL = {"channel": "ch"}
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[tuple[Serve, Air]]:
+def serve(tmp_path: Path) -> Iterator[tuple[ServeProcess, LiveStream]]:
     """Watches a channel that airs the film over and over; the library is empty."""
     pictures = [(n / FPS, FILM.picture(n / FPS)) for n in range(LENGTH_S * FPS)]
     media.write_clip(tmp_path / "film.mp4", pictures, fps=FPS)
-    air = Air(media.write_clip(tmp_path / "air.ts", pictures, fps=FPS, gop=FPS, b_frames=0), LENGTH_S)
-    with on_air(air) as server:
+    air = LiveStream(media.write_clip(tmp_path / "air.ts", pictures, fps=FPS, gop=FPS, b_frames=0), LENGTH_S)
+    with serve_stream(air) as server:
         config = tmp_path / "copywatch.yaml"
         config.write_text(
             "data_dir: data\nalerting: {output: alerts.jsonl}\nweb: {port: 0}\nchannels:\n"
             f'  - {{name: ch, url: "http://127.0.0.1:{server.port}/", mode: economy}}\n'
         )
-        with Serve(config) as running:
+        with ServeProcess(config) as running:
             yield running, air
 
 
 def test_what_is_added_removed_or_damaged_while_it_is_on_air_is_heeded_at_once(
-    serve: tuple[Serve, Air], tmp_path: Path
+    serve: tuple[ServeProcess, LiveStream], tmp_path: Path
 ) -> None:
     running, air = serve
     library = ReferenceLibrary(tmp_path / "data")
@@ -60,10 +60,10 @@ def test_what_is_added_removed_or_damaged_while_it_is_on_air_is_heeded_at_once(
         def new() -> list[dict[str, Any]]:
             return [alert for alert in told(**wanted) if alert["id"] not in known]
 
-        until(lambda: bool(new()), lambda: f"{wanted} of {told()}\n{''.join(running.log)}")
+        wait_until(lambda: bool(new()), lambda: f"{wanted} of {told()}\n{''.join(running.log)}")
         return new()[0]
 
-    until(lambda: n_matched() >= 2, lambda: "".join(running.log))
+    wait_until(lambda: n_matched() >= 2, lambda: "".join(running.log))
     (added,) = library.add([tmp_path / "film.mp4"], id="film")
     assert added.error is None
     added_at = air.at_s
@@ -82,7 +82,7 @@ def test_what_is_added_removed_or_damaged_while_it_is_on_air_is_heeded_at_once(
     ended = wait_for(known, type="alert.ended", reason="reference quarantined")
     assert ended["channel_start"] >= again["channel_start"]
     # No second went without matching: every one that came was matched, and none is missing between them.
-    until(lambda: running.value("copywatch_frames_waiting", **CHANNEL) == 0, lambda: running.get("/metrics")[1])
+    wait_until(lambda: running.value("copywatch_frames_waiting", **CHANNEL) == 0, lambda: running.get("/metrics")[1])
     metrics = running.get("/metrics")[1]
     (received,) = re.findall(r'frames_received_total{channel="ch"} ([\d.]+)', metrics)
     (matched,) = re.findall(r'frames_processed_total{channel="ch"} ([\d.]+)', metrics)

@@ -12,20 +12,20 @@ import pytest
 
 from monitor.alerting.outbox import History, Outbox
 from monitor.demo.broadcast import Transmitter
-from tests.support.serve_runs import PATIENCE_S, House, Life, build_house, told
+from tests.support.serve_runs import TIMEOUT_S, SampleLibrary, ServeRun, alert_lines, build_sample_library
 
 pytestmark = pytest.mark.slow  # kills a real serve again and again
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    return build_house(tmp_path_factory.mktemp("house"))
+def house(tmp_path_factory: pytest.TempPathFactory) -> SampleLibrary:
+    return build_sample_library(tmp_path_factory.mktemp("house"))
 
 
 @pytest.fixture
-def lives() -> Iterator[list[Life]]:
+def lives() -> Iterator[list[ServeRun]]:
     """Whatever a test leaves running is ended."""
-    begun: list[Life] = []
+    begun: list[ServeRun] = []
     yield begun
     for life in begun:
         life.process.kill()
@@ -34,13 +34,13 @@ def lives() -> Iterator[list[Life]]:
 
 @pytest.mark.timeout(1200)
 def test_killed_at_named_points_and_stopped_once_a_channel_tells_each_thing_once(
-    house: House, tmp_path: Path, lives: list[Life]
+    house: SampleLibrary, tmp_path: Path, lives: list[ServeRun]
 ) -> None:
     unbroken = house.config(tmp_path / "unbroken", str(house.recording))
-    lives.append(Life(unbroken))
+    lives.append(ServeRun(unbroken))
     lives[-1].wait_for("the stream ended")
     assert lives[-1].end(signal.SIGTERM) == 0
-    expected = told(unbroken)
+    expected = alert_lines(unbroken)
     assert [alert["type"] for alert in expected if alert["type"] != "alert.updated"] == [
         "alert.started",
         "alert.ended",
@@ -48,16 +48,16 @@ def test_killed_at_named_points_and_stopped_once_a_channel_tells_each_thing_once
 
     broken = house.config(tmp_path / "broken", str(house.recording))
     for point in ("snapshot", "mid-line", "after-commit"):
-        lives.append(Life(broken, point))
-        assert lives[-1].process.wait(PATIENCE_S) == -signal.SIGKILL, (point, lives[-1].log)
-    lives.append(Life(broken))
+        lives.append(ServeRun(broken, point))
+        assert lives[-1].process.wait(TIMEOUT_S) == -signal.SIGKILL, (point, lives[-1].log)
+    lives.append(ServeRun(broken))
     lives[-1].wait_for("resumed from its snapshot")
     assert lives[-1].end(signal.SIGTERM) == 0  # wherever that falls
-    before = told(broken)
-    lives.append(Life(broken))
+    before = alert_lines(broken)
+    lives.append(ServeRun(broken))
     lives[-1].wait_for("the stream ended")
     assert lives[-1].end(signal.SIGTERM) == 0
-    after = told(broken)
+    after = alert_lines(broken)
     assert after[: len(before)] == before
     assert after == expected
     history = History(broken.parent / "data")
@@ -65,20 +65,20 @@ def test_killed_at_named_points_and_stopped_once_a_channel_tells_each_thing_once
 
 
 def test_killed_on_air_an_alert_goes_on_with_a_gap_or_ends_and_is_never_left_open(
-    house: House, tmp_path: Path, lives: list[Life]
+    house: SampleLibrary, tmp_path: Path, lives: list[ServeRun]
 ) -> None:
     with Transmitter(house.recording) as air:
         config = house.config(tmp_path / "air", air.url)
-        lives.append(Life(config))
+        lives.append(ServeRun(config))
         lives[-1].wait_for("alert.started")
         time.sleep(random.Random(5).uniform(0, 1.5))  # dies at a moment of nobody's choosing
         lives[-1].end(signal.SIGKILL)
-        first = told(config)
-        lives.append(Life(config))
+        first = alert_lines(config)
+        lives.append(ServeRun(config))
         lives[-1].wait_for("1 alerts open" if len(first) == 1 else "resumed from its snapshot")
         lives[-1].wait_for("alert.ended")
         assert lives[-1].end(signal.SIGTERM) == 0
-    events = told(config)
+    events = alert_lines(config)
     assert len({(event["id"], event["seq"]) for event in events}) == len(events)
     by_id: dict[object, list[dict[str, object]]] = {}
     for event in events:

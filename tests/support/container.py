@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.serve_process import dies_with_us, until
+from tests.support.serve_process import die_with_parent, wait_until
 
 PYTHON = Path("/opt/python/bin")  # `python` of the base image
 LOOPBACK_UP = (  # what `ip link set lo up` does: SIOCSIFFLAGS with IFF_UP and IFF_RUNNING
@@ -139,7 +139,7 @@ class Container:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=dies_with_us,
+            preexec_fn=die_with_parent,
             env={"PATH": os.environ["PATH"]},
         )
 
@@ -190,7 +190,7 @@ def first_process(container: subprocess.Popen[str]) -> int:
                 return True
         return False
 
-    until(is_running, lambda: "the container does not start")
+    wait_until(is_running, lambda: "the container does not start")
     return found
 
 

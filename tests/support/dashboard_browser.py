@@ -11,7 +11,7 @@ from pathlib import Path
 
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from tests.support.serve_process import dies_with_us
+from tests.support.serve_process import die_with_parent
 from tests.support.web_server import Client
 
 PAGES = ("live", "alerts", "references", "licences", "system")
@@ -66,7 +66,7 @@ class DemoProcess:
             [sys.executable, "-u", "-m", "monitor.cli", "demo", "--data-dir", str(data_dir)],
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=dies_with_us,
+            preexec_fn=die_with_parent,
             env={name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")},
         )
         assert self.process.stdout

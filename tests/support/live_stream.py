@@ -1,7 +1,7 @@
-"""A channel on air for tests: an endless MPEG-TS made of one short clip, with a clock that can be set.
+"""A live stream for tests: an endless MPEG-TS made of one short clip, with a clock that can be set.
 
-The clip is sent over and over, its time stamps rewritten so that time goes on; `Air.at_s` is the second on air. The
-pace is that of the wall clock times `speed`, so a test can live through a minute in seconds.
+The clip is sent again and again with rewritten time stamps, so that stream time continues; `LiveStream.at_s` is the
+second on air. It runs at wall-clock speed times `speed`, so that a test can cover a minute in seconds.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ def _put_stamp(out: bytearray, at: int, shift: int) -> None:
     out[at + 3 : at + 5] = ((ticks & 0x7FFF) << 1 | 1).to_bytes(2, "big")
 
 
-class Air:
-    """One channel. `clip` is MPEG-TS of `length_s` whole seconds, one key picture a second."""
+class LiveStream:
+    """One stream. `clip` is MPEG-TS of `length_s` whole seconds with one key frame per second."""
 
     def __init__(self, clip: Path, length_s: int, *, speed: float = 1.0, start_s: float = 0.0) -> None:
         self._packets = clip.read_bytes()
         self._n_packets = len(self._packets) // PACKET
         self.length_s, self.speed = length_s, speed
         self.jump_s = start_s  # added to every time stamp; change it to make the clock jump
-        self._began = time.monotonic()
+        self._started_s = time.monotonic()
 
     @property
     def at_s(self) -> float:
-        return (time.monotonic() - self._began) * self.speed
+        return (time.monotonic() - self._started_s) * self.speed
 
     def use(self, clip: Path) -> None:
-        """From now on this clip is aired: another size, codec, sound alone."""
+        """Sends this clip from now on: another size or codec, or sound only."""
         self._packets = clip.read_bytes()
         self._n_packets = len(self._packets) // PACKET
 
     def pieces(self, from_s: float | None = None, burst_s: float = 1.0) -> Iterator[bytes]:
-        """What is on air from now on, an eighth of a second at a time, each when its time has come."""
+        """The stream from now on in pieces of an eighth of a second, each at its time."""
         tick = max(0, round(((self.at_s if from_s is None else from_s) - burst_s) * 8))
         while True:
             while tick / 8 > self.at_s:
                 wait_s = min(0.05, max(0.001, (tick / 8 - self.at_s) / self.speed))
-                time.sleep(wait_s)  # air comes as time passes: a server that is not paced is no live server
+                time.sleep(wait_s)  # a live server sends at the pace of time
             yield self.piece(tick)
             tick += 1
 
@@ -91,12 +91,12 @@ class Air:
         return retimed(self._packets[begin:end], round((lap * self.length_s + self.jump_s) * CLOCK))
 
     def seconds(self, first: int, n_seconds: int) -> bytes:
-        """Whole seconds of it, as a segment has them."""
+        """Whole seconds of the stream, as a segment contains them."""
         return b"".join(self.piece(tick) for tick in range(8 * first, 8 * (first + n_seconds)))
 
 
 class WebServer:
-    """A real web server on a free port of loopback; `answer` gets each request."""
+    """A real web server on a free port of loopback; `answer` handles each request."""
 
     def __init__(self, answer: Callable[[BaseHTTPRequestHandler], None], trust: ssl.SSLContext | None = None) -> None:
         class Handler(BaseHTTPRequestHandler):
@@ -104,7 +104,7 @@ class WebServer:
                 try:
                     answer(self)
                 except OSError:
-                    return  # the listener hung up
+                    return  # the client closed the connection
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
@@ -128,31 +128,31 @@ class WebServer:
         self._thread.join()
 
 
-def on_air(air: Air) -> WebServer:
-    """HTTP progressive: whoever comes joins at what is on air."""
+def serve_stream(stream: LiveStream) -> WebServer:
+    """HTTP progressive: each client joins at the current second."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.send_header("Content-Type", "video/mp2t")
         request.end_headers()
-        for piece in air.pieces():
+        for piece in stream.pieces():
             request.wfile.write(piece)
 
     return WebServer(answer)
 
 
 class LivePlaylist:
-    """HLS: the last three segments of what is on air, in a playlist that moves on. `frozen` stops it."""
+    """HLS: a moving playlist with the last three segments of a stream; `frozen_at` stops it at a segment."""
 
-    def __init__(self, air: Air, segment_s: int = 2) -> None:
-        self._air, self._segment_s = air, segment_s
+    def __init__(self, stream: LiveStream, segment_s: int = 2) -> None:
+        self._stream, self._segment_s = stream, segment_s
         self.frozen_at: int | None = None
         self.missing: set[int] = set()
         self.discontinuity: int | None = None
-        self.less = 0  # taken from every number, as by a packager that begins to count anew
+        self.less = 0  # subtracted from every number, as after a restart of the packager
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
-        newest = self.frozen_at if self.frozen_at is not None else int(self._air.at_s) // self._segment_s - 1
+        newest = self.frozen_at if self.frozen_at is not None else int(self._stream.at_s) // self._segment_s - 1
         if request.path == "/live.m3u8":
             body = self._playlist(max(0, newest - 2), newest).encode()
         else:
@@ -160,7 +160,7 @@ class LivePlaylist:
             if number > newest or number in self.missing:
                 request.send_error(404)
                 return
-            body = self._air.seconds(number * self._segment_s, self._segment_s)
+            body = self._stream.seconds(number * self._segment_s, self._segment_s)
         request.send_response(200)
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()

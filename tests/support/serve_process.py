@@ -1,4 +1,4 @@
-"""A real `copywatch serve` for tests: its log is read as it comes, its probes are asked, its metrics are read."""
+"""A real `copywatch serve` process for tests, with its log, its probes and its metrics."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from typing import Any, Self
 from prometheus_client.parser import text_string_to_metric_families
 
 LIBC = ctypes.CDLL(None)
-WAIT_S = 120.0  # a busy machine; what is waited for comes in a few
+WAIT_S = 120.0  # for a busy machine; normally a few seconds
 
 
-def dies_with_us() -> None:
-    """For a child before it begins: tests that are killed leave none behind. It ends with the thread that began it."""
+def die_with_parent() -> None:
+    """For `preexec_fn`: the child ends with the thread that started it, so killed tests leave no process behind."""
     LIBC.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def until(is_so: Callable[[], bool], what: Callable[[], object]) -> None:
-    """Returns once it is so."""
+def wait_until(condition: Callable[[], bool], state: Callable[[], object]) -> None:
+    """Returns once the condition holds; fails with `state` after WAIT_S."""
     deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.05)  # another process is asked, which cannot tell us
+    while not condition():
+        assert time.monotonic() < deadline, state()
+        time.sleep(0.05)  # polls another process
 
 
 def clean_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment without settings of whoever runs the tests."""
+    """The environment without the settings of the user who runs the tests."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("COPYWATCH_", "NOTIFY_"))}
     return clean | dict(more or {})
 
 
-class Serve:
-    """A running `serve` and where it answers."""
+class ServeProcess:
+    """A running `serve` and its URLs."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class Serve:
         for line in self.process.stderr:
             self.log.append(line)
 
-    def wait_for(self, words: str) -> None:
-        """Returns when the log has a line with these words."""
-        until(
-            lambda: any(words in line for line in self.log) or self.process.poll() is not None,
-            lambda: f"no {words!r} in\n{''.join(self.log)}",
+    def wait_for(self, text: str) -> None:
+        """Returns when a line of the log contains this text."""
+        wait_until(
+            lambda: any(text in line for line in self.log) or self.process.poll() is not None,
+            lambda: f"no {text!r} in\n{''.join(self.log)}",
         )
-        assert any(words in line for line in self.log), f"it ended without {words!r}:\n{''.join(self.log)}"
+        assert any(text in line for line in self.log), f"it ended without {text!r}:\n{''.join(self.log)}"
 
     def get(self, path: str, address: int = 0) -> tuple[int, str]:
         try:
@@ -92,14 +92,14 @@ class Serve:
                 return error.code, error.read().decode()
 
     def problems(self) -> dict[str, Any]:
-        """What /readyz complains of; its status says the same."""
+        """The problems that /readyz lists; its status code agrees."""
         status, body = self.get("/readyz")
         problems: dict[str, Any] = json.loads(body).get("problems", {})
         assert status == (503 if problems else 200)
         return problems
 
     def value(self, name: str, **labels: str) -> float:
-        """One sample of /metrics; -1 while there is none."""
+        """The value of one sample of /metrics; -1 while there is none."""
         for family in text_string_to_metric_families(self.get("/metrics")[1]):
             for sample in family.samples:
                 if sample.name == name and sample.labels == labels:

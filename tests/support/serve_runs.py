@@ -1,4 +1,4 @@
-"""Lives of a real `copywatch serve`: a library, a recording in which its film airs, and runs that end as one likes."""
+"""Runs of a real `copywatch serve` that can be killed: a library, and a recording that contains parts of its film."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.support import media
 FPS = 4
 FILM = Film("film", "The Film", 77, ("hills", "face", "city", "card"), 40.0)
 OTHER = Film("other", "Other", 88, ("marble", "wheel", "patchwork", "cells"), 3600.0)
-PATIENCE_S = 300.0
+TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
-class House:
-    """A library with one film, and a recording in which pieces of it air twice."""
+class SampleLibrary:
+    """A library with one film, and a recording with two parts of it."""
 
     library: Path
     recording: Path
 
     def config(self, folder: Path, url: str, *, data: Path | None = None) -> Path:
-        """A configuration of its own for one channel, on the same library, or on a copy of it in `data`."""
+        """Writes a configuration for one channel, with this library, or with a copy of it in `data`."""
         folder.mkdir(parents=True, exist_ok=True)
         if data is not None:
             shutil.copytree(self.library, data, dirs_exist_ok=True)
@@ -50,18 +50,18 @@ class House:
         return config
 
 
-def build_house(folder: Path) -> House:
-    """Made once; what is done to a copy of it does not touch it."""
+def build_sample_library(folder: Path) -> SampleLibrary:
+    """Registers the film and writes the recording."""
     film = media.write_clip(folder / "film.mp4", media.pieces(FPS, (FILM, 0, 40)), fps=FPS)
     with Catalog.open(folder / "library", write=True) as catalog:
         register(film, catalog, load_encoder())
     air = media.pieces(FPS, (OTHER, 0, 10), (FILM, 6.3, 16), (OTHER, 100, 20), (FILM, 20.2, 14), (OTHER, 200, 20))
     clip = media.write_clip(folder / "air.ts", air, fps=FPS)
-    return House(folder / "library", clip)
+    return SampleLibrary(folder / "library", clip)
 
 
-class Life:
-    """One run of `serve`; its log is read as it comes."""
+class ServeRun:
+    """One run of `serve`, killed at a named point if one is given."""
 
     def __init__(
         self,
@@ -90,26 +90,26 @@ class Life:
             env={**known, **(environment or {})},
         )
         self.log: list[str] = []
-        self._came = threading.Condition()
+        self._log_grew = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
         assert self.process.stderr
         for line in self.process.stderr:
-            with self._came:
+            with self._log_grew:
                 self.log.append(line)
-                self._came.notify_all()
+                self._log_grew.notify_all()
 
-    def wait_for(self, words: str) -> None:
-        with self._came:
-            said = self._came.wait_for(lambda: any(words in line for line in self.log), PATIENCE_S)
-        assert said, f"no {words!r} in the log:\n{''.join(self.log)}"
+    def wait_for(self, text: str) -> None:
+        with self._log_grew:
+            found = self._log_grew.wait_for(lambda: any(text in line for line in self.log), TIMEOUT_S)
+        assert found, f"no {text!r} in the log:\n{''.join(self.log)}"
 
     def end(self, number: int = signal.SIGKILL) -> int:
-        """Sends the signal; the exit code."""
+        """Sends the signal; returns the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(TIMEOUT_S)
 
 
-def told(config: Path) -> list[dict[str, object]]:
+def alert_lines(config: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (config.parent / "alerts.jsonl").read_text().splitlines()]

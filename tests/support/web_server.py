@@ -21,7 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from tests.support.recorded_channel import RecordedChannel
-from tests.support.serve_process import dies_with_us
+from tests.support.serve_process import die_with_parent
 
 TIMEOUT_S = 120.0
 
@@ -82,7 +82,7 @@ class MonitorServer:
             [sys.executable, "-m", "monitor.cli", "serve", "--config", str(config)],
             stderr=subprocess.PIPE,
             text=True,
-            preexec_fn=dies_with_us,
+            preexec_fn=die_with_parent,
             env=inherited | dict(environment or {}),
         )
         self.log: list[str] = []

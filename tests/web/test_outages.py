@@ -12,7 +12,7 @@ import pytest
 
 from monitor.alerting.webhooks import WebhookStore
 from monitor.config.settings import ChannelSettings
-from tests.support.serve_process import until
+from tests.support.serve_process import wait_until
 from tests.support.web_only import WebAppServer
 
 pytestmark = pytest.mark.slow  # waits for real outages
@@ -40,16 +40,16 @@ def test_an_outage_and_its_end_are_reported_once(tmp_path: Path) -> None:
     with WebAppServer(tmp_path, channel_down_s=0.0) as server:
         channel = Channel(server)
         channel.is_now("stalled")
-        until(lambda: len(queued_messages(webhooks, id)) == 1, lambda: queued_messages(webhooks, id))
+        wait_until(lambda: len(queued_messages(webhooks, id)) == 1, lambda: queued_messages(webhooks, id))
         channel.is_now("failed")  # the same outage
-        until(lambda: server.web.outages._board.states() == {"ch5": "failed"}, lambda: "the state is not updated")
+        wait_until(lambda: server.web.outages._board.states() == {"ch5": "failed"}, lambda: "the state is not updated")
     with WebAppServer(tmp_path, channel_down_s=0.0) as server:  # after a restart
         channel = Channel(server)
         channel.is_now("impaired")  # frames arrive
-        until(lambda: len(queued_messages(webhooks, id)) == 2, lambda: queued_messages(webhooks, id))
+        wait_until(lambda: len(queued_messages(webhooks, id)) == 2, lambda: queued_messages(webhooks, id))
         channel.is_now("up")
         channel.is_now("stalled")
-        until(lambda: len(queued_messages(webhooks, id)) == 3, lambda: queued_messages(webhooks, id))
+        wait_until(lambda: len(queued_messages(webhooks, id)) == 3, lambda: queued_messages(webhooks, id))
     down, up, again = queued_messages(webhooks, id)
     assert [one["type"] for one in (down, up, again)] == ["channel.down", "channel.up", "channel.down"]
     assert down["data"] == {"channel": "ch5", "state": "stalled", "down_since": down["data"]["down_since"]}
@@ -60,11 +60,11 @@ def test_an_outage_and_its_end_are_reported_once(tmp_path: Path) -> None:
 def test_a_webhook_added_during_an_outage_learns_its_start(tmp_path: Path) -> None:
     with WebAppServer(tmp_path, channel_down_s=0.0) as server:
         Channel(server).is_now("failed")
-        until(lambda: "ch5" in server.web.outages._since, lambda: "it was not seen")
+        wait_until(lambda: "ch5" in server.web.outages._since, lambda: "it was not seen")
         since = server.web.outages._since["ch5"]
-        until(lambda: time.time() > since + 1, lambda: "the clock does not advance")
+        wait_until(lambda: time.time() > since + 1, lambda: "the clock does not advance")
         id = WebhookStore(tmp_path).add("https://192.0.2.7/hook").id
-        until(lambda: len(queued_messages(WebhookStore(tmp_path), id)) == 1, lambda: "it is not reported")
+        wait_until(lambda: len(queued_messages(WebhookStore(tmp_path), id)) == 1, lambda: "it is not reported")
     (down,) = queued_messages(WebhookStore(tmp_path), id)
     assert datetime.fromisoformat(down["data"]["down_since"]).timestamp() == since
 
@@ -75,7 +75,7 @@ def test_a_quick_reconnect_is_not_reported(tmp_path: Path) -> None:
     with WebAppServer(tmp_path, channel_down_s=3600.0) as server:
         channel, outages = Channel(server), server.web.outages
         channel.is_now("stalled")
-        until(lambda: "ch5" in outages._since, lambda: "it was not seen")
+        wait_until(lambda: "ch5" in outages._since, lambda: "it was not seen")
         channel.is_now("up")
-        until(lambda: not outages._since, lambda: "it was not seen")
+        wait_until(lambda: not outages._since, lambda: "it was not seen")
     assert queued_messages(webhooks, id) == []

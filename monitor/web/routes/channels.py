@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from monitor.config.config_file import add_channel, remove_channel
 from monitor.config.settings import CHANNEL_NAME, ChannelSettings
-from monitor.ingest.channel_probe import look_at
+from monitor.ingest.channel_probe import probe_channel
 from monitor.ops.timestamps import rfc3339
 from monitor.web.auth.gatekeeper import Caller
 from monitor.web.channel_board import ChannelOut
@@ -99,7 +99,7 @@ def try_channel(context: Context, caller: CurrentCaller, body: ProbeIn) -> Probe
     """Reads an address for some seconds and describes the stream."""
     channel = _checked({"name": "test", **body.model_dump()}, caller)
     with context.limits.probes.use():
-        return ProbeOut.model_validate(look_at(channel, PROBE_S)[0])
+        return ProbeOut.model_validate(probe_channel(channel, PROBE_S)[0])
 
 
 @router.get("/api/v1/channels/{name}")
