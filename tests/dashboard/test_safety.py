@@ -138,7 +138,7 @@ def test_empty_pages_name_commands_and_a_lost_connection_is_announced(
     expect(banner).to_contain_text("Connection lost since")
     start_server(port)
     expect(banner).to_be_hidden()
-    expect(page.locator("#connection-words")).to_have_text("Live")
+    expect(page.locator("#connection-text")).to_have_text("Live")
 
 
 def test_a_token_is_required_if_tokens_exist(

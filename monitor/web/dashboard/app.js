@@ -79,7 +79,7 @@ async function showPage({ focus = true } = {}) {
 function showCount() {
   const count = document.getElementById("open-count");
   count.hidden = openAlerts.size === 0;
-  put(count, String(openAlerts.size), el("span.unseen", " on air"));
+  put(count, String(openAlerts.size), el("span.visually-hidden", " on air"));
   document.title = openAlerts.size ? `(${openAlerts.size}) ${title}` : title;
 }
 
@@ -111,7 +111,7 @@ function watchConnection() {
     banner = document.getElementById("banner");
   on(["state"], ({ up, since }) => {
     mark.dataset.state = up ? "up" : "lost";
-    document.getElementById("connection-words").textContent = up ? "Live" : "Lost";
+    document.getElementById("connection-text").textContent = up ? "Live" : "Lost";
     banner.hidden = up;
     banner.textContent = up
       ? ""

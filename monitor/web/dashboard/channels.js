@@ -178,7 +178,7 @@ class Tile {
 
   /** Shows the latest frame once it is fully loaded, so that nothing flickers. */
   async refresh(channel) {
-    if (this.loading || this.shown === channel.last_second_at || !channel.last_second_at) return;
+    if (this.loading || this.frameAt === channel.last_second_at || !channel.last_second_at) return;
     this.loading = true;
     const next = new Image();
     next.src = address(`channels/${part(this.name)}/thumbnail`, { at: channel.last_second_at });
@@ -187,7 +187,7 @@ class Tile {
       this.picture.src = next.src;
       this.picture.hidden = false;
       this.placeholder.hidden = true;
-      this.shown = channel.last_second_at;
+      this.frameAt = channel.last_second_at;
     } catch {
       // none yet: the placeholder stays
     }

@@ -22,7 +22,7 @@ export async function show(root, { query, signal }) {
     value: query.get("q") ?? "",
   });
   let cursor = null,
-    shown = 0,
+    nShown = 0,
     rows = new Map(); // by id: a reference as last loaded, and its row
 
   /** The reference's row; while the reference is unchanged, the existing one, which may be open or half filled in. */
@@ -44,14 +44,14 @@ export async function show(root, { query, signal }) {
     if (fresh) {
       put(list);
       rows = new Map();
-      shown = 0;
+      nShown = 0;
     }
     list.append(...page.items.map((reference) => rowOf(reference, before, isOnly)));
-    shown += page.items.length;
+    nShown += page.items.length;
     cursor = page.next;
     more.hidden = !cursor;
-    count.textContent = shown ? `${shown}${cursor ? "+" : ""} ${shown === 1 ? "video" : "videos"} registered` : "";
-    if (!shown)
+    count.textContent = nShown ? `${nShown}${cursor ? "+" : ""} ${nShown === 1 ? "video" : "videos"} registered` : "";
+    if (!nShown)
       put(
         list,
         search.value
@@ -95,7 +95,7 @@ function uploader(jobs, onDone, signal) {
     type: "file",
     name: "file",
     required: true,
-    class: "unseen",
+    class: "visually-hidden",
     id: "file",
     accept: "video/*,.ts,.mkv,.copywatch",
   });

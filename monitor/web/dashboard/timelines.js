@@ -58,10 +58,10 @@ function drawing(alert, width) {
     }))
     .filter((one) => one.to > one.from)
     .sort((a, b) => a.from - b.from);
-  const pieces = [];
+  const spans = [];
   let at = alert.channel_start;
   for (const one of [...breaks, { from: alert.channel_end, to: alert.channel_end }]) {
-    if (one.from > at) pieces.push([at, one.from]);
+    if (one.from > at) spans.push([at, one.from]);
     at = Math.max(at, one.to);
   }
   const bar = (kind, x, from, to, y, title) =>
@@ -102,7 +102,7 @@ function drawing(alert, width) {
         .map((point) => point.map((n) => n.toFixed(1)).join())
         .join(" "),
     }),
-    pieces.map(([from, to]) => bar("matched", liveX, from, to, LIVE_Y, `matched ${clock(from)}–${clock(to)}`)),
+    spans.map(([from, to]) => bar("matched", liveX, from, to, LIVE_Y, `matched ${clock(from)}–${clock(to)}`)),
     bar(
       "matched",
       refX,

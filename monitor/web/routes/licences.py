@@ -13,7 +13,7 @@ from monitor.web.requests.paging import Cursor, Limit, Moment, Page, page_of
 from monitor.web.requests.problems import ERROR_RESPONSES
 
 LicenceId = Annotated[str, Path(pattern=r"^L[1-9][0-9]{0,17}$")]
-Words = Annotated[str | None, Field(max_length=1000)]
+OptionalText = Annotated[str | None, Field(max_length=1000)]
 
 router = APIRouter(tags=["licences"], responses=ERROR_RESPONSES)
 
@@ -23,9 +23,9 @@ class LicenceIn(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    reference: Words = None
-    owner: Words = None
-    tag: Words = Field(default=None, description="key=value")
+    reference: OptionalText = None
+    owner: OptionalText = None
+    tag: OptionalText = Field(default=None, description="key=value")
     channel: str = Field(default="*", max_length=64, description="A channel's name, or * for all.")
     from_: Moment | None = Field(default=None, alias="from")
     until: Moment | None = None
