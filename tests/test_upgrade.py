@@ -11,15 +11,18 @@ import signal
 import subprocess
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from monitor.alerting.alerts import ENDED
+from monitor.alerting.alerts import ENDED, Gap
 from monitor.alerting.outbox import History, Outbox
 from monitor.alerting.webhooks import WebhookStore
+from monitor.errors import SnapshotRefused
 from monitor.evidence.store import EvidenceStore
+from monitor.ingest.clock import ChannelEpoch
 from monitor.rights.store import RightsStore
 from monitor.web.auth.tokens import Tokens
 from monitor.web.requests.jobs import Jobs
@@ -27,6 +30,7 @@ from reference_db.features.encoder import load_encoder
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog
 from reference_db.store.verification import verify
+from tests.support.planted_channels import Part, new_monitor, outcomes_of, plant
 from tests.support.serve_process import ServeProcess, clean_environment, wait_until
 
 ARCHIVE = Path(__file__).parent / "data" / "data_dir_0.1.0.tar.gz"
@@ -117,6 +121,23 @@ def test_every_list_command_reads_it(data_dir: Path) -> None:
         )
         assert run.returncode == 0, run.stderr
         assert expected in run.stdout, command
+
+
+def test_a_snapshot_is_refused_and_the_seconds_since_it_are_a_gap(data_dir: Path) -> None:
+    with Outbox.open(data_dir, ["log"]) as outbox:
+        content = outbox.snapshots()["ch8"]
+    monitor = new_monitor()
+    with pytest.raises(SnapshotRefused, match="snapshot cannot be restored") as refused:
+        monitor.restore(content)
+    assert refused.value.notes is not None
+    epoch, newest_s = refused.value.notes["epoch"], refused.value.notes["newest_s"]
+    planted = plant([Part(30, "swift", 20, noise=0.2), Part(25, noise=1.0)])
+    samples = [
+        replace(sample, epoch=ChannelEpoch("ch8", epoch, None), second=newest_s + 8 + sample.second)
+        for sample in planted.samples
+    ]
+    alerts = [alert for one in outcomes_of(monitor, samples, planted.rows) for alert in one.alerts]
+    assert alerts[0].gaps == (Gap(newest_s + 1, 7, "reconnect"),)
 
 
 def refusals(serve: ServeProcess) -> list[str]:
