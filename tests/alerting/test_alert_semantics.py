@@ -1,4 +1,4 @@
-"""What the user is told of copies at once, one after the other, and with a break: by planted features."""
+"""Alerts of copies at the same time, one after the other and with breaks, on planted features."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.support.planted_channels import Part, PlantedStream, alerts_of, new_m
 AD = 1.0  # noise alone: something that is in no library
 
 
-def ended(air: PlantedStream) -> list[Alert]:
-    watch = new_monitor()
-    alerts = alerts_of(watch, air) + watch.finish()
+def ended_alerts(stream: PlantedStream) -> list[Alert]:
+    monitor = new_monitor()
+    alerts = alerts_of(monitor, stream) + monitor.finish()
     return sorted((alert for alert in alerts if alert.type == ENDED), key=lambda alert: alert.channel_start)
 
 
@@ -24,7 +24,7 @@ def span(alert: Alert) -> tuple[float, float]:
 
 def test_one_reference_airing_twice_at_once_is_two_alerts() -> None:
     # a split screen: seconds 5-35 of the film on the left, 50-80 on the right
-    alerts = ended(
+    alerts = ended_alerts(
         plant([Part(8, noise=AD), Part(30, "swift", 5, noise=0.3, beside="swift", beside_from_s=50), Part(25)])
     )
     assert [alert.reference for alert in alerts] == ["swift", "swift"]
@@ -34,7 +34,7 @@ def test_one_reference_airing_twice_at_once_is_two_alerts() -> None:
 
 
 def test_two_references_at_once_are_two_alerts() -> None:
-    alerts = ended(
+    alerts = ended_alerts(
         plant([Part(8, noise=AD), Part(30, "swift", 5, noise=0.3, beside="other", beside_from_s=20), Part(25)])
     )
     began = {str(alert.reference): alert.reference_start for alert in alerts}
@@ -43,7 +43,7 @@ def test_two_references_at_once_are_two_alerts() -> None:
 
 def test_a_short_break_is_a_pause_within_one_alert() -> None:
     # the film until its second 30, five seconds of something else, the film on from there
-    alerts = ended(
+    alerts = ended_alerts(
         plant([Part(8, noise=AD), Part(20, "swift", 10), Part(5, noise=AD), Part(20, "swift", 30), Part(25)])
     )
     (alert,) = alerts
@@ -56,42 +56,42 @@ def test_a_short_break_is_a_pause_within_one_alert() -> None:
 
 def test_after_an_advert_break_a_second_alert_says_which_it_continues() -> None:
     parts = [Part(8, noise=AD), Part(25, "swift", 10), Part(60, noise=AD), Part(25, "swift", 35), Part(40, noise=AD)]
-    first, second = ended(plant([*parts, Part(20, "swift", 5), Part(25)]))[:2]
+    first, second = ended_alerts(plant([*parts, Part(20, "swift", 5), Part(25)]))[:2]
     assert (first.continues, first.pauses) == (None, ())
     assert second.continues == first.id
     assert second.reference_start == pytest.approx(first.reference_end, abs=3)
-    elsewhere = ended(plant([*parts, Part(20, "swift", 5), Part(25)]))[2]
+    elsewhere = ended_alerts(plant([*parts, Part(20, "swift", 5), Part(25)]))[2]
     assert elsewhere.continues is None  # the same film from another of its seconds is another airing
 
 
-def test_what_was_not_seen_is_a_gap_and_no_pause() -> None:
-    (alert,) = ended(
+def test_seconds_that_were_not_seen_are_a_gap_and_no_pause() -> None:
+    (alert,) = ended_alerts(
         plant([Part(8, noise=AD), Part(20, "swift", 10), Part(6, lost=True), Part(20, "swift", 36), Part(25)])
     )
     assert [(gap.at, gap.seconds) for gap in alert.gaps] == [(28, 6)]
     assert alert.pauses == ()
 
 
-def test_what_was_missed_between_two_epochs_is_a_gap_of_the_alerts_before_and_after_it() -> None:
-    # a copy is on air when the source goes for an hour less 40 s, and when it comes back with another clock
-    air = plant([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
-    watch = new_monitor()
-    alerts = [alert for alert in alerts_of(watch, air) if alert.type == ENDED]
+def test_the_time_between_two_epochs_is_a_gap_of_the_alerts_before_and_after_it() -> None:
+    # a copy is on air when the source fails, and another when it returns two hours later with a new clock
+    stream = plant([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
+    monitor = new_monitor()
+    alerts = [alert for alert in alerts_of(monitor, stream) if alert.type == ENDED]
     before, after = alerts
-    missed_s = 2 * 3600 + 1000 - 40  # its wall clock is two hours on, of which it says that second 1000 is
+    missed_s = 2 * 3600 + 1000 - 40  # second 1000 of the new epoch airs that long after second 40
     assert before.gaps == (Gap(40, missed_s, "reconnect"),)
     assert after.gaps == (Gap(1000 - missed_s, missed_s, "reconnect"),)
-    assert watch._metrics.channels.of("ch5").report().gap_s == missed_s
+    assert monitor._metrics.channels.of("ch5").report().gap_s == missed_s
 
 
-def test_a_clock_that_jumps_in_mid_stream_misses_nothing() -> None:
-    air = plant([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
-    same = PlantedStream([replace(sample, gap_reason="unseen") for sample in air.samples], air.rows)
-    assert [alert.gaps for alert in ended(same)] == [(), ()]
+def test_a_clock_that_jumps_in_mid_stream_leaves_no_gap() -> None:
+    stream = plant([Part(8, noise=AD), Part(32, "swift", 10), Part(30, "other", 5, new_epoch=True), Part(25)])
+    same = PlantedStream([replace(sample, gap_reason="unseen") for sample in stream.samples], stream.rows)
+    assert [alert.gaps for alert in ended_alerts(same)] == [(), ()]
 
 
-def test_pauses_survive_on_disk() -> None:
-    (alert,) = ended(
+def test_pauses_survive_json() -> None:
+    (alert,) = ended_alerts(
         plant([Part(8, noise=AD), Part(20, "swift", 10), Part(5, noise=AD), Part(20, "swift", 30), Part(25)])
     )
     assert Alert.from_dict(alert.as_dict()) == alert

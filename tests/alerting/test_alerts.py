@@ -1,4 +1,4 @@
-"""Alerts: what is told of a segment, and when."""
+"""The alert book: which events a segment leads to, and when."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AsFound:
         return view
 
 
-def book(epoch: ChannelEpoch = EPOCH) -> AlertBook:
+def new_book(epoch: ChannelEpoch = EPOCH) -> AlertBook:
     return AlertBook(epoch, "model", 0.5, 10, lambda reference: FILM, AsFound())
 
 
@@ -59,16 +59,16 @@ def view(end_s: int, score: float, *, is_open: bool = True, echo: bool = False) 
     )
 
 
-def lives(score_by_second: list[float]) -> list[Alert]:
-    """The alerts of a segment that grows a second at a time and then closes."""
-    told, alerts = book(), []
+def events_of(score_by_second: list[float]) -> list[Alert]:
+    """The events of a segment that grows a second at a time and then closes."""
+    book, events = new_book(), []
     for n, score in enumerate(score_by_second):
-        alerts += told.apply(20 + n, [view(16 + n, score)], [])
-    return alerts + told.apply(60, [view(16 + len(score_by_second), score_by_second[-1], is_open=False)], [])
+        events += book.apply(20 + n, [view(16 + n, score)], [])
+    return events + book.apply(60, [view(16 + len(score_by_second), score_by_second[-1], is_open=False)], [])
 
 
 def test_one_id_from_start_to_end_and_an_update_every_ten_seconds() -> None:
-    alerts = lives([0.1, 0.4, 0.6] + [0.9] * 24)
+    alerts = events_of([0.1, 0.4, 0.6] + [0.9] * 24)
     assert [alert.type.removeprefix("alert.") for alert in alerts] == ["started", "updated", "updated", "ended"]
     assert len({alert.id for alert in alerts}) == 1
     assert [alert.seq for alert in alerts] == [1, 2, 3, 4]
@@ -79,45 +79,45 @@ def test_one_id_from_start_to_end_and_an_update_every_ten_seconds() -> None:
     assert (end.title, end.owner, end.coverage_reference) == ("A film", "Studio", 0.31)
 
 
-def test_what_falls_below_the_threshold_is_retracted() -> None:
-    assert [alert.type for alert in lives([0.6, 0.6, 0.3])] == ["alert.started", "alert.retracted"]
+def test_an_alert_whose_final_score_is_below_the_threshold_is_retracted() -> None:
+    assert [alert.type for alert in events_of([0.6, 0.6, 0.3])] == ["alert.started", "alert.retracted"]
 
 
-def test_what_never_passes_is_never_told() -> None:
-    assert lives([0.1, 0.49]) == []
+def test_a_segment_that_never_reaches_the_threshold_never_alerts() -> None:
+    assert events_of([0.1, 0.49]) == []
 
 
-def test_an_echo_is_not_told_and_one_that_was_is_retracted() -> None:
-    told = book()
-    assert told.apply(20, [view(20, 0.9, echo=True)], []) == []
-    (started,) = told.apply(21, [view(21, 0.9)], [])
-    (last,) = told.apply(40, [view(30, 0.9, is_open=False, echo=True)], [])
+def test_an_echo_does_not_alert_and_an_alert_that_becomes_one_is_retracted() -> None:
+    book = new_book()
+    assert book.apply(20, [view(20, 0.9, echo=True)], []) == []
+    (started,) = book.apply(21, [view(21, 0.9)], [])
+    (last,) = book.apply(40, [view(30, 0.9, is_open=False, echo=True)], [])
     assert (started.type, last.type, last.id) == ("alert.started", "alert.retracted", started.id)
 
 
-def test_one_copy_in_two_segments_is_told_once() -> None:
-    told = book()
+def test_one_copy_in_two_segments_alerts_once() -> None:
+    book = new_book()
     first = replace(view(30, 0.9), total_weight=9.0)
     twin = replace(view(29, 0.8), start=(15, 44), total_weight=4.0)
     elsewhere = replace(view(29, 0.8), start=(15, 70), ref_start_s=70, ref_end_s=87, total_weight=4.0)
-    assert [alert.id for alert in told.apply(30, [first], [])] == [alert_id_of(EPOCH, first)]
-    assert [alert.id for alert in told.apply(31, [twin, elsewhere], [])] == [alert_id_of(EPOCH, elsewhere)]
-    (ended,) = told.apply(40, [replace(first, is_open=False)], [])
+    assert [alert.id for alert in book.apply(30, [first], [])] == [alert_id_of(EPOCH, first)]
+    assert [alert.id for alert in book.apply(31, [twin, elsewhere], [])] == [alert_id_of(EPOCH, elsewhere)]
+    (ended,) = book.apply(40, [replace(first, is_open=False)], [])
     assert ended.type == "alert.ended"
-    assert told.apply(41, [replace(twin, is_open=False)], []) == []
-    assert len(told.apply(200, [replace(twin, is_open=False)], [])) == 1  # long after, it is news
+    assert book.apply(41, [replace(twin, is_open=False)], []) == []
+    assert len(book.apply(200, [replace(twin, is_open=False)], [])) == 1  # long after, it is a new copy
 
 
 def test_ids_depend_on_channel_epoch_reference_and_start_cell_alone() -> None:
-    (one,) = book().apply(21, [view(21, 0.9)], [])
-    (again,) = book().apply(99, [view(50, 0.7)], [])
-    (elsewhere,) = book(replace(EPOCH, channel="ch6")).apply(21, [view(21, 0.9)], [])
-    (later,) = book(replace(EPOCH, name="2026-11-17T08:00:00Z")).apply(21, [view(21, 0.9)], [])
+    (one,) = new_book().apply(21, [view(21, 0.9)], [])
+    (again,) = new_book().apply(99, [view(50, 0.7)], [])
+    (elsewhere,) = new_book(replace(EPOCH, channel="ch6")).apply(21, [view(21, 0.9)], [])
+    (later,) = new_book(replace(EPOCH, name="2026-11-17T08:00:00Z")).apply(21, [view(21, 0.9)], [])
     assert one.id == again.id
     assert len({one.id, elsewhere.id, later.id}) == 3
 
 
-def test_an_alert_lists_what_was_not_seen_of_it() -> None:
+def test_an_alert_lists_the_gaps_it_touches() -> None:
     gaps = [Gap(2, 3, "reconnect"), Gap(15, 1, "reconnect"), Gap(70, 5, "reconnect")]
-    (alert,) = book().apply(21, [view(21, 0.9)], gaps)
+    (alert,) = new_book().apply(21, [view(21, 0.9)], gaps)
     assert alert.gaps == (Gap(15, 1, "reconnect"),)

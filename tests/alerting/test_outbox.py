@@ -1,4 +1,4 @@
-"""The outbox on disk: alerts, snapshots and what each sink is owed, all or nothing."""
+"""The outbox on disk: alert events, snapshots and pending deliveries, all or nothing."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from tests.support.sample_alert import sample_events
 SINKS = ("file", "log")
 
 
-def test_an_event_is_there_once_and_owed_to_each_sink_until_it_has_it(tmp_path: Path) -> None:
+def test_an_event_is_stored_once_and_pending_for_each_sink_until_it_is_delivered(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS) as outbox:
         outbox.write([OutboxEntry("ch5", sample_events("a1")[:2], b"state 1")])
-        outbox.write([OutboxEntry("ch5", sample_events("a1"), b"state 2")])  # told again, as a replay would
+        outbox.write([OutboxEntry("ch5", sample_events("a1"), b"state 2")])  # written again, as after a replay
         assert outbox.n_pending() == {"file": 3, "log": 3}
         first, *_ = outbox.pending("file", 0, 10)
         assert (first.n, first.alert) == (1, sample_events("a1")[0])
@@ -33,7 +33,7 @@ def test_an_event_is_there_once_and_owed_to_each_sink_until_it_has_it(tmp_path: 
     with Outbox.open(tmp_path, SINKS) as outbox:
         assert outbox.n_pending() == {"file": 1, "log": 3}
         assert outbox.snapshots() == {"ch5": b"state 2"}
-    with Outbox.open(tmp_path, ("log", "new")) as outbox:  # one sink went, one came
+    with Outbox.open(tmp_path, ("log", "new")) as outbox:  # one sink was removed, one added
         assert outbox.n_pending() == {"log": 3, "new": 0}
     with Outbox.open(tmp_path, SINKS) as outbox:
         assert outbox.n_pending() == {"file": 0, "log": 3}
@@ -61,28 +61,28 @@ def test_history_is_read_by_cursor_and_filter_while_the_monitor_writes(tmp_path:
         assert [event.alert.seq for event in history.alert("a1")] == [1, 2, 3]
         assert history.alert("nothing") == []
         assert [alert.id for alert in outbox.open_alerts()] == ["a2", "a3"]
-        shown = history.events(limit=1)[0].as_dict()
-        assert json.loads(json.dumps(shown))["gaps"] == [{"at": 20.0, "seconds": 1.0, "reason": "reconnect"}]
+        event = history.events(limit=1)[0].as_dict()
+        assert json.loads(json.dumps(event))["gaps"] == [{"at": 20.0, "seconds": 1.0, "reason": "reconnect"}]
 
 
-def test_what_ended_long_ago_is_forgotten_and_its_number_never_comes_again(tmp_path: Path) -> None:
+def test_alerts_that_ended_long_ago_are_purged_and_their_numbers_are_not_reused(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS) as outbox:
         outbox.write([OutboxEntry("ch5", sample_events("a1") + sample_events("a2")[:1])])
         assert outbox.purge(timedelta(days=1)) == 0
         assert outbox.purge(timedelta(seconds=-1)) == 3
-        assert [alert.id for alert in outbox.open_alerts()] == ["a2"]  # still on air, so it is kept
+        assert [alert.id for alert in outbox.open_alerts()] == ["a2"]  # still open, so it stays
         outbox.write([OutboxEntry("ch5", sample_events("a3")[:1])])
         assert [event.n for event in History(tmp_path).events()] == [4, 5]
         assert outbox.n_pending() == {"file": 2, "log": 2}
 
 
-def test_a_second_monitor_on_the_same_directory_is_refused_with_a_sentence(tmp_path: Path) -> None:
+def test_a_second_monitor_on_the_same_folder_is_refused(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS), pytest.raises(ConfigError, match="Another monitor is running"):
         Outbox.open(tmp_path, SINKS)
     Outbox.open(tmp_path, SINKS).close()
 
 
-def test_a_damaged_file_is_put_aside_and_one_flipped_byte_of_an_event_is_never_told(tmp_path: Path) -> None:
+def test_a_damaged_file_is_moved_aside_and_a_damaged_event_is_skipped(tmp_path: Path) -> None:
     with Outbox.open(tmp_path, SINKS) as outbox:
         outbox.write([OutboxEntry("ch5", sample_events("a1"))])
     db = apsw.Connection(str(tmp_path / "alerts.sqlite"))
@@ -98,7 +98,7 @@ def test_a_damaged_file_is_put_aside_and_one_flipped_byte_of_an_event_is_never_t
     assert [path.name for path in tmp_path.glob("*damaged*")]
 
 
-FULL = """
+WRITE_SIX_ENTRIES = """
 import sys
 from pathlib import Path
 from monitor.alerting.outbox import OutboxEntry, Outbox
@@ -117,12 +117,12 @@ print(n_failed)
 @pytest.mark.system
 @pytest.mark.parametrize("call", ["fdatasync", "pwrite64"])
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
-def test_a_disk_that_fails_once_loses_one_letter_and_nothing_else(tmp_path: Path, call: str, error: str) -> None:
+def test_a_disk_that_fails_once_loses_one_entry_and_nothing_else(tmp_path: Path, call: str, error: str) -> None:
     assert hasattr(errno, error)
     failing = ["strace", "-f", "-o", "/dev/null", "-P", str(tmp_path / "alerts.sqlite-wal"), "-e", f"trace={call}"]
     failing += ["-e", f"inject={call}:error={error}:when=4"]
     run = subprocess.run(
-        [*failing, sys.executable, "-c", FULL, str(tmp_path)],
+        [*failing, sys.executable, "-c", WRITE_SIX_ENTRIES, str(tmp_path)],
         capture_output=True,
         text=True,
         check=True,
@@ -130,13 +130,13 @@ def test_a_disk_that_fails_once_loses_one_letter_and_nothing_else(tmp_path: Path
     n_failed = int(run.stdout)
     with Outbox.open(tmp_path, ("file",)) as outbox:
         events = outbox.pending("file", 0, 100)
-    told = {event.alert.id for event in events}
-    assert len(events) == 3 * len(told)  # each letter whole or not at all
-    assert len(told) >= 6 - n_failed
+    stored = {event.alert.id for event in events}
+    assert len(events) == 3 * len(stored)  # each entry whole or not at all
+    assert len(stored) >= 6 - n_failed
     assert n_failed == 1
 
 
-def test_an_outbox_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_an_outbox_that_cannot_be_written_raises(tmp_path: Path) -> None:
     (tmp_path / "alerts.sqlite").mkdir()
     with Outbox.open(tmp_path, SINKS) as outbox, pytest.raises(OutboxFailed, match=r"alerts\.sqlite"):
         outbox.write([OutboxEntry("ch5", sample_events("a1"))])
