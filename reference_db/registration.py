@@ -1,7 +1,7 @@
 """Registration: one video file becomes one reference, with a report on how well it can be recognised.
 
-The child process decodes ahead while the pictures it has sent are encoded here. The same bytes registered twice are
-one reference; a video without a single second to recognise it by, or that breaks off early, is refused.
+A child process decodes while this one encodes the pictures it has sent. The same file registered twice is one
+reference; a video without an informative second, or that ends early, is refused.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ import re
 import stat
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -34,35 +34,35 @@ from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId, check_id
 from reference_db.store.references import check_texts, printable
 
-BATCH = 8  # pictures encoded at a time; the decoder works on the next ones meanwhile
-THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 70  # longest side in pixels; some 4 kB a second
-STATIC_SIMILARITY = 0.98  # a second this like the one before it shows nothing new
-OVERLAP_SIMILARITY = 0.8  # a second this like one of another reference may be the same scene
-OVERLAP_HITS = 16  # reference seconds looked at for each second
-OVERLAP_LEAST, OVERLAP_MOST = 60, 300  # seconds of a reference that are looked for in others: a tenth, within these
-WHOLE_SHARE, WHOLE_SLACK_S = 0.9, 2.0  # less of what the file says it holds, and it is not whole
-# What is worth a warning.
-DULL_SHARE, STATIC_S, OVERLAP_SHARE, SHORT_S = 0.5, 30, 0.1, 3
+BATCH = 8  # pictures encoded at a time, while the decoder works on the next ones
+THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 70  # longest side in pixels; about 4 kB per second
+STATIC_SIMILARITY = 0.98  # a second this similar to the previous one shows nothing new
+OVERLAP_SIMILARITY = 0.8  # a second this similar to one of another reference may be the same scene
+OVERLAP_HITS = 16  # reference seconds found for each second
+MIN_OVERLAP_S, MAX_OVERLAP_S = 60, 300  # seconds of a reference that are searched in others: a tenth, within these
+COMPLETE_SHARE, COMPLETE_SLACK_S = 0.9, 2.0  # of the stated duration; a file with less is truncated
+# From these on, a warning.
+UNINFORMATIVE_SHARE, STATIC_S, OVERLAP_SHARE, SHORT_S = 0.5, 30, 0.1, 3
 
 
 @dataclass(frozen=True, slots=True)
 class QualityReport:
-    """How well a reference can be recognised, and told from the others."""
+    """How well a reference can be recognised and distinguished from the others."""
 
     n_seconds: int
     uninformative_share: float  # of its seconds: black, flat or missing
     longest_static_s: int  # of one unchanging picture
     overlaps: tuple[tuple[ReferenceId, float], ...]  # other references and the share of its seconds found in them
-    warnings: tuple[str, ...]  # what to know of this, in words
+    warnings: tuple[str, ...]  # sentences
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What came of registering a file."""
+    """The result of registering a file."""
 
     reference: Reference
     outcome: Literal["added", "already there", "replaced"]  # replaced: its features were damaged, imported or outdated
-    report: QualityReport | None  # None for one that was already there; `hygiene` makes it at any time
+    report: QualityReport | None  # None for one that was already there; see `quality_report`
 
     @property
     def already_there(self) -> bool:
@@ -82,77 +82,100 @@ def register(
     progress: Callable[[int, int | None], None] | None = None,
     index: Callable[[], ReferenceIndex] | None = None,
 ) -> Registration:
-    """The file as a reference, safe in the catalogue; found there already when its bytes are known.
+    """The file as a reference, durable in the catalogue; the known one if its content is registered already.
 
-    A known reference is encoded anew, and replaced in one step, where its features are damaged, made by another encoder
-    or imported; its id, title, owner and tags stay unless others are given. `progress` is told the seconds done and,
-    where the file says, their total. `index` gives what overlaps are looked for in; without it one is made. Raises
-    MediaError for a file that cannot be used, ReferenceExists for an id that is taken.
+    A known reference is encoded again and replaced atomically if its features are damaged, imported or of another
+    encoder; its id, title, owner and tags stay unless others are given. Calls `progress` with the seconds done and
+    their total, None if the file does not state it. `index` returns the index to search for overlaps; without it one
+    is built. Raises MediaError for a file that cannot be used, ReferenceExists for an id of another video.
     """
-    wanted = None if id is None else check_id(id)
+    wanted_id = None if id is None else check_id(id)
     check_texts(title or "", owner, tags or {})
-    before = _file_status(path)
+    status = _file_status(path)
     content_sha256 = _sha256(path)
     known = catalog.by_content(content_sha256)
-    if known is not None and _is_good(known, catalog, encoder):
+    if known is not None and _is_current(known, catalog, encoder):
         return Registration(known, "already there", None)
-    if known is None and wanted is not None and _is_taken(catalog, wanted):
-        raise ReferenceExists(f"The id {wanted} is taken by another video; choose another, or remove that first.")
-    with DecodingChild(str(path)) as child:
-        info = child.info()
-        total = None if info.duration_s is None else math.ceil(info.duration_s)
-        features, pictures = _encoded(child.frames(), encoder, thumbnails, total, progress)
-    _check_whole(path, features, info.duration_s)
-    if _file_status(path) != before:
-        raise MediaError(
-            f"{printable(path.name)} was changed while it was read; register it again when it is finished."
-        )
-    reference = Reference(
-        id=known.id if known else wanted or _free_id(catalog, path.stem),
-        title=title if title is not None else known.title if known else printable(path.stem),
-        owner=owner or (known.owner if known else ""),
-        tags=dict(tags or (known.tags if known else {})),
-        content_sha256=content_sha256,
+    if known is None and wanted_id is not None:
+        _check_free(catalog, wanted_id)
+    features, pictures = _decode(path, encoder, thumbnails, progress)
+    if _file_status(path) != status:
+        raise MediaError(f"{printable(path.name)} changed while it was read; register it again when it is finished.")
+    base = known or _new_reference(wanted_id or _free_id(catalog, path.stem), path, content_sha256)
+    reference = replace(
+        base,
+        title=base.title if title is None else title,
+        owner=owner or base.owner,
+        tags=dict(tags or base.tags),
         n_seconds=len(features.rows),
         n_uninformative=int((~features.informative).sum()),
         encoder_id=encoder.encoder_id,
-        features_sha256="",
-        added_at=known.added_at if known else datetime.now(UTC),
+        imported=False,
     )
-    report = examine(features, _index(catalog, encoder.encoder_id, index), itself=reference.id)
+    report = assess_quality(features, _index(catalog, encoder.encoder_id, index), itself=reference.id)
     if known is not None:
         return Registration(catalog.replace(reference, features, pictures), "replaced", report)
     return Registration(catalog.add(reference, features, pictures), "added", report)
 
 
-def hygiene(id: ReferenceId, catalog: Catalog) -> QualityReport:
-    """The hygiene of a reference that is in the catalogue, beside the others there."""
+def _decode(
+    path: Path, encoder: Encoder, thumbnails: bool, progress: Callable[[int, int | None], None] | None
+) -> tuple[ReferenceFeatures, list[bytes] | None]:
+    """Features and thumbnails of a complete video; the decoder works ahead of the encoder."""
+    with DecodingChild(str(path)) as child:
+        duration_s = child.info().duration_s
+        total = None if duration_s is None else math.ceil(duration_s)
+        features, pictures = _encode(child.frames(), encoder, thumbnails, total, progress)
+    _check_complete(path, features, duration_s)
+    return features, pictures
+
+
+def _new_reference(id: ReferenceId, path: Path, content_sha256: str) -> Reference:
+    """A reference with the defaults of its file; the features' fields are set later."""
+    return Reference(
+        id=id,
+        title=printable(path.stem),
+        owner="",
+        tags={},
+        content_sha256=content_sha256,
+        n_seconds=0,
+        n_uninformative=0,
+        encoder_id="",
+        features_sha256="",
+        added_at=datetime.now(UTC),
+    )
+
+
+def quality_report(id: ReferenceId, catalog: Catalog) -> QualityReport:
+    """The quality of a reference of the catalogue, compared with the others there."""
     reference = catalog.get(id)
-    return examine(catalog.features(id), _index(catalog, reference.encoder_id, None), itself=id)
+    return assess_quality(catalog.features(id), _index(catalog, reference.encoder_id, None), itself=id)
 
 
-def examine(
+def assess_quality(
     features: ReferenceFeatures, index: ReferenceIndex | None, itself: ReferenceId | None = None
 ) -> QualityReport:
-    """The hygiene of these features beside the references in the index; None says that those cannot be compared."""
+    """The quality of these features, compared with the references in the index; None if they cannot be compared."""
     n_seconds = len(features.rows)
-    dull_share = 1 - float(features.informative.mean())
+    uninformative_share = 1 - float(features.informative.mean())
     static_s = _longest_static_s(features)
     warnings = []
     if index is None:
-        warnings.append("Overlaps were not looked for: another encoder made the features of some references.")
+        warnings.append("Overlaps were not searched: another encoder made the features of some references.")
     overlaps = () if index is None else _overlaps(features, index, itself)
-    for other, what in index.damaged.items() if index is not None else ():
-        warnings.append(f"Reference {other} is damaged and was not compared: {what}.")
+    for other, fault in index.damaged.items() if index is not None else ():
+        warnings.append(f"Reference {other} is damaged and was not compared: {fault}.")
     for other, share in overlaps:
-        warnings.append(f"{share:.0%} of its seconds look like {other}; a copy of one may be told as both.")
-    if dull_share >= DULL_SHARE:
-        warnings.append(f"{dull_share:.0%} of its seconds are black, flat or missing and cannot be recognised.")
+        warnings.append(f"{share:.0%} of its seconds look like {other}; a copy of one may raise alerts for both.")
+    if uninformative_share >= UNINFORMATIVE_SHARE:
+        warnings.append(
+            f"{uninformative_share:.0%} of its seconds are black, flat or missing and cannot be recognised."
+        )
     if static_s >= STATIC_S:
         warnings.append(f"One picture stands still for {static_s} s; a copy of that part alone is weak evidence.")
     if n_seconds < SHORT_S:
         warnings.append(f"It is only {n_seconds} s long; copies this short are easily missed.")
-    return QualityReport(n_seconds, dull_share, static_s, overlaps, tuple(warnings))
+    return QualityReport(n_seconds, uninformative_share, static_s, overlaps, tuple(warnings))
 
 
 def _index(catalog: Catalog, encoder_id: str, index: Callable[[], ReferenceIndex] | None) -> ReferenceIndex | None:
@@ -162,26 +185,26 @@ def _index(catalog: Catalog, encoder_id: str, index: Callable[[], ReferenceIndex
         return None
 
 
-def _is_good(known: Reference, catalog: Catalog, encoder: Encoder) -> bool:
+def _is_current(known: Reference, catalog: Catalog, encoder: Encoder) -> bool:
     return known.encoder_id == encoder.encoder_id and not known.imported and not catalog.is_quarantined(known.id)
 
 
-def _check_whole(path: Path, features: ReferenceFeatures, duration_s: float | None) -> None:
+def _check_complete(path: Path, features: ReferenceFeatures, duration_s: float | None) -> None:
     name, n_seconds = printable(path.name), len(features.rows)
-    if duration_s is not None and n_seconds < WHOLE_SHARE * duration_s - WHOLE_SLACK_S:
-        raise MediaError(f"{name} breaks off after {n_seconds} of {duration_s:.0f} s; it is damaged or cut short.")
+    if duration_s is not None and n_seconds < COMPLETE_SHARE * duration_s - COMPLETE_SLACK_S:
+        raise MediaError(f"{name} ends after {n_seconds} of {duration_s:.0f} s; it is damaged or truncated.")
     if not features.informative.any():
-        raise MediaError(f"{name} shows nothing but black or flat pictures; it could never be recognised.")
+        raise MediaError(f"{name} has only black or flat pictures; it could never be recognised.")
 
 
 def safe_id(stem: str) -> ReferenceId:
-    """A file's stem as an id: accents and odd signs replaced, never empty, short enough for a number behind it."""
+    """A file's stem as a valid id: never empty, short enough to append a number."""
     plain = unicodedata.normalize("NFKD", stem).encode("ascii", "ignore").decode()
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", plain).strip("-._")[:120]
     return check_id(name or "reference")
 
 
-def _encoded(
+def _encode(
     frames: Iterator[Frame],
     encoder: Encoder,
     thumbnails: bool,
@@ -208,16 +231,16 @@ def _encoded(
     for second, row in rows.items():
         features[second] = row
     mask = np.array([second in informative for second in range(n_seconds)])
-    kept = [pictures.get(second, b"") for second in range(n_seconds)] if thumbnails else None
-    return ReferenceFeatures(features, mask), kept
+    jpegs = [pictures.get(second, b"") for second in range(n_seconds)] if thumbnails else None
+    return ReferenceFeatures(features, mask), jpegs
 
 
 def _longest_static_s(features: ReferenceFeatures) -> int:
     rows = features.rows.astype(np.float32)
-    alike = (rows[1:] * rows[:-1]).sum(axis=1) > STATIC_SIMILARITY
+    similar = (rows[1:] * rows[:-1]).sum(axis=1) > STATIC_SIMILARITY
     longest = length = 1
-    for is_alike in alike & features.informative[1:] & features.informative[:-1]:
-        length = length + 1 if is_alike else 1
+    for is_static in similar & features.informative[1:] & features.informative[:-1]:
+        length = length + 1 if is_static else 1
         longest = max(longest, length)
     return longest
 
@@ -227,20 +250,25 @@ def _overlaps(
 ) -> tuple[tuple[ReferenceId, float], ...]:
     """Other references that share many of the informative seconds, and the share; the greatest first.
 
-    Of a long reference a sample is looked for, evenly spread: looking costs as much as encoding.
+    Of a long reference an evenly spread sample is searched: a search costs as much as encoding.
     """
     ours = features.rows[features.informative].astype(np.float32)
-    n_looked = min(len(ours), max(OVERLAP_LEAST, min(OVERLAP_MOST, len(ours) // 10)))
-    ours = ours[np.linspace(0, len(ours) - 1, n_looked).round().astype(int)]
+    n_searched = min(len(ours), max(MIN_OVERLAP_S, min(MAX_OVERLAP_S, len(ours) // 10)))
+    ours = ours[np.linspace(0, len(ours) - 1, n_searched).round().astype(int)]
     n_found = np.zeros(len(index.references), np.int64)
-    for part in np.array_split(ours, len(ours) // 256 + 1):
-        hits = index.search(part, OVERLAP_HITS)
-        is_alike = (hits.similarity > OVERLAP_SIMILARITY) & (hits.reference >= 0)
-        for owners, alike in zip(hits.reference, is_alike, strict=True):
-            n_found[np.unique(owners[alike])] += 1
+    for rows in np.array_split(ours, len(ours) // 256 + 1):
+        hits = index.search(rows, OVERLAP_HITS)
+        is_overlap = (hits.similarity > OVERLAP_SIMILARITY) & (hits.reference >= 0)
+        for references, overlaps in zip(hits.reference, is_overlap, strict=True):
+            n_found[np.unique(references[overlaps])] += 1
     shares = [(index.references[i].id, float(n_found[i] / len(ours))) for i in np.flatnonzero(n_found)]
     found = [(other, share) for other, share in shares if share >= OVERLAP_SHARE and other != itself]
     return tuple(sorted(found, key=lambda pair: -pair[1]))
+
+
+def _check_free(catalog: Catalog, id: ReferenceId) -> None:
+    if _is_taken(catalog, id):
+        raise ReferenceExists(f"Another video has the id {id}; choose another id, or remove that one first.")
 
 
 def _is_taken(catalog: Catalog, id: ReferenceId) -> bool:
@@ -269,7 +297,7 @@ def _sha256(path: Path) -> str:
 
 
 def _file_status(path: Path) -> tuple[int, int]:
-    """Size and time of the last change; MediaError for what is no file, before anything waits for it."""
+    """Size and time of the last change; MediaError if it is not a regular file, before anything reads from it."""
     name = printable(path.name)
     try:
         status = path.stat()

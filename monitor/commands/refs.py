@@ -30,7 +30,7 @@ from monitor.commands.terminal import (
     settings_of,
 )
 from reference_db.errors import CatalogError, StorageError
-from reference_db.library import Added, FoundReference, ReferenceLibrary, find_videos
+from reference_db.library import AddResult, FoundVideos, ReferenceLibrary, find_videos
 
 if TYPE_CHECKING:
     from monitor.config.settings import Settings
@@ -73,7 +73,7 @@ def add(
     if len(found.videos) > 1 and (reference_id or title):
         raise typer.BadParameter("--id and --title name one video; register the files one by one.")
     results: list[dict[str, object]] = []
-    failed: list[Added] = []
+    failed: list[AddResult] = []
     with _AddProgress(found) as bar:
         outcomes = library.add(
             found,
@@ -122,15 +122,15 @@ def _print_registration(done: Registration) -> None:
         typer.echo(f"  note: {warning}")
 
 
-def _print_failures(found: FoundReference, failed: Sequence[Added]) -> None:
+def _print_failures(found: FoundVideos, failed: Sequence[AddResult]) -> None:
     """Prints the failed files last, where they are seen; exits with 1 if there are any."""
     for one in failed:
         print_error(one.error)
     n_files = len(found.videos) + len(found.errors)
     if failed and n_files > 1:
         print_error(f"{len(failed)} of {n_files} files were not registered.")
-    if found.n_passed_over:
-        print_error(f"Skipped {found.n_passed_over} files in folders: their names have no video extension.")
+    if found.n_skipped:
+        print_error(f"Skipped {found.n_skipped} files in folders: their names have no video extension.")
     if failed:
         raise typer.Exit(FAILED)
     if not n_files:
@@ -159,7 +159,7 @@ class _Speed(ProgressColumn):
 class _AddProgress:
     """Bars on stderr for the current video and for all, with speed and time left; only on a terminal."""
 
-    def __init__(self, found: FoundReference) -> None:
+    def __init__(self, found: FoundVideos) -> None:
         console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), _Speed())
         self._progress = Progress(

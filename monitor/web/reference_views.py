@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from monitor.ops.timestamps import rfc3339
 from monitor.runtime.active_library import ActiveLibrary
 from reference_db.errors import DamagedReference
-from reference_db.registration import QualityReport, examine
+from reference_db.registration import QualityReport, assess_quality
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog, Reference
 
@@ -72,7 +72,7 @@ class ReferenceViews:
         try:
             features = catalog.exact_features(reference)
             index = self._library.index if with_overlaps else ReferenceIndex.from_features([])
-            report = examine(features, index, itself=reference.id)
+            report = assess_quality(features, index, itself=reference.id)
         except DamagedReference:
             report = None
         with self._lock:

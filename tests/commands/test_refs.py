@@ -69,7 +69,7 @@ def test_an_id_in_use_and_an_invalid_id_are_refused(run: Run, films: Path) -> No
     run("refs", "add", films / "one.mp4", "--id", "x")
     taken = run("refs", "add", films / "two.mp4", "--id", "x")
     assert (taken.code, taken.out) == (1, "")
-    assert "x is taken" in taken.err
+    assert "Another video has the id x" in taken.err
     assert run("refs", "add", films / "two.mp4", "--id", "../x").code == 1
     assert ids(run) == ["x"]
 

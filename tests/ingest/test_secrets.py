@@ -18,8 +18,8 @@ from monitor.config.settings import ChannelSettings, LoggingSettings
 from monitor.ingest.live_source import LiveSource
 from monitor.ops.logs import configure_logging
 from monitor.ops.metrics import Metrics
-from tests.reference_db.media.test_addresses import FORMS, SECRET, filled
 from tests.support.running_source import SHORT_TIMEOUTS, WAIT_S, RunningSource
+from tests.support.secret_addresses import FORMS, SECRET, filled
 
 pytestmark = pytest.mark.slow  # retries of a live source
 

@@ -1,4 +1,4 @@
-"""The library in the words of the command line: folders, broken files, moving references from house to house."""
+"""The reference library: folders, unusable files, export and import."""
 
 import json
 import os
@@ -27,16 +27,13 @@ from reference_db.errors import (
 from reference_db.library import ReferenceLibrary, find_videos, read_export
 from reference_db.store.catalog import Catalog, Reference
 from reference_db.store.references import ReferenceFeatures, pack
-from tests.reference_db.media.test_decoding import CENC
-from tests.reference_db.test_registration import patches_encoder
-from tests.support.media import write_film, write_numbered, write_sound
+from tests.support.media import CENC, write_film, write_numbered, write_sound
+from tests.support.onnx_encoders import write_grid
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("encoder") / "patches.onnx"
-    patches_encoder(path)
-    return path
+    return write_grid(tmp_path_factory.mktemp("encoder") / "grid.onnx", around_mean=True)
 
 
 @pytest.fixture(scope="module")
@@ -60,47 +57,49 @@ def ids(library: ReferenceLibrary) -> list[str]:
 # --- add, list, show, rm ---------------------------------------------------------------------------------------------
 
 
-def test_a_folder_is_registered_with_all_that_is_below_it(library: ReferenceLibrary, films: Path) -> None:
+def test_a_folder_is_registered_recursively(library: ReferenceLibrary, films: Path) -> None:
     (films / "notes.txt").write_text("not a video")
-    begun: list[Path] = []
+    started: list[Path] = []
     steps: list[tuple[int, int | None]] = []
-    added = list(library.add([films], owner="We", on_file=begun.append, progress=lambda *step: steps.append(step)))
-    assert [one.path for one in added] == begun == [films / "one.mp4", films / "more" / "two.mkv"]
+    added = list(library.add([films], owner="We", on_file=started.append, progress=lambda *step: steps.append(step)))
+    assert [one.path for one in added] == started == [films / "one.mp4", films / "more" / "two.mkv"]
     assert [one.registration.outcome for one in added if one.registration] == ["added", "added"]
     assert steps == [(6, 6), (5, 5)]
     assert ids(library) == ["one", "two"]
     again = list(library.add([films]))
     assert [one.registration.outcome for one in again if one.registration] == ["already there"] * 2
-    assert find_videos([films]).n_passed_over == 1
+    assert find_videos([films]).n_skipped == 1
 
 
-def test_show_has_the_report_and_rm_is_for_good(library: ReferenceLibrary, films: Path) -> None:
+def test_show_has_the_report_and_rm_removes(library: ReferenceLibrary, films: Path) -> None:
     list(library.add([films]))
-    shown = library.show("one")
-    assert shown.reference.n_seconds == shown.report.n_seconds == 6
-    assert shown.has_thumbnails
+    details = library.show("one")
+    assert details.reference.n_seconds == details.report.n_seconds == 6
+    assert details.has_thumbnails
     library.rm("one")
     assert ids(library) == ["two"]
-    for ask in (library.show, library.rm):
+    for operation in (library.show, library.rm):
         with pytest.raises(UnknownReference):
-            ask("one")
+            operation("one")
 
 
-def test_an_id_names_one_video(library: ReferenceLibrary, films: Path) -> None:
+def test_an_id_belongs_to_one_video(library: ReferenceLibrary, films: Path) -> None:
     with pytest.raises(CatalogError, match="one by one"):
         list(library.add([films], id="x"))
     assert not library.data_dir.exists()
 
 
-def test_words_that_cannot_be_kept_are_refused_before_the_work(library: ReferenceLibrary, films: Path) -> None:
-    begun: list[tuple[int, int | None]] = []
-    (only,) = library.add([films / "one.mp4"], owner="two\nlines", progress=lambda *step: begun.append(step))
+def test_invalid_texts_are_refused_before_decoding(library: ReferenceLibrary, films: Path) -> None:
+    steps: list[tuple[int, int | None]] = []
+    (only,) = library.add([films / "one.mp4"], owner="two\nlines", progress=lambda *step: steps.append(step))
     assert only.error is not None
     assert "is invalid: use up to 1000 printable characters" in str(only.error)
-    assert begun == []
+    assert steps == []
 
 
-def test_a_name_that_is_no_text_is_registered_and_shown(library: ReferenceLibrary, films: Path, tmp_path: Path) -> None:
+def test_a_file_name_that_is_not_utf_8_gets_a_printable_title(
+    library: ReferenceLibrary, films: Path, tmp_path: Path
+) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/ca\xff\nt.mp4"))
     path.write_bytes((films / "one.mp4").read_bytes())
     (only,) = library.add([path])
@@ -108,13 +107,13 @@ def test_a_name_that_is_no_text_is_registered_and_shown(library: ReferenceLibrar
     assert only.registration.reference.title == "ca\N{REPLACEMENT CHARACTER}\N{REPLACEMENT CHARACTER}t"
 
 
-def test_a_library_that_is_being_changed_is_refused_before_any_file(library: ReferenceLibrary, films: Path) -> None:
+def test_a_locked_library_is_refused_before_any_file(library: ReferenceLibrary, films: Path) -> None:
     with Catalog.open(library.data_dir, write=True), pytest.raises(CatalogLocked, match="Another process"):
         list(library.add([films]))
 
 
-def test_a_large_folder_with_some_broken_files(library: ReferenceLibrary, films: Path, tmp_path: Path) -> None:
-    """10,000 files: three videos under many names, and one broken file in every thousand of each kind."""
+def test_a_large_folder_with_some_unusable_files(library: ReferenceLibrary, films: Path, tmp_path: Path) -> None:
+    """10,000 files: three videos under many names, and one unusable file of each kind."""
     folder = tmp_path / "archive"
     folder.mkdir()
     videos = [films / "one.mp4", films / "more" / "two.mkv", write_film(tmp_path / "three.ts", seed=3, seconds=4)]
@@ -154,14 +153,14 @@ def test_a_large_folder_with_some_broken_files(library: ReferenceLibrary, films:
     assert ids(library) == ["00000", "00001", "00002"]
 
 
-def test_reindex_makes_the_index_again_and_names_the_damaged(library: ReferenceLibrary, films: Path) -> None:
+def test_reindex_rebuilds_the_index_and_reports_the_damaged(library: ReferenceLibrary, films: Path) -> None:
     list(library.add([films]))
-    made = library.reindex()
-    assert (made.n_references, made.n_seconds, made.damaged) == (2, 11, {})
+    result = library.reindex()
+    assert (result.n_references, result.n_seconds, result.damaged) == (2, 11, {})
     next((library.data_dir / "features").glob("two.*")).write_bytes(b"damaged")
-    made = library.reindex()
-    assert (made.n_references, made.n_seconds) == (1, 6)
-    assert made.damaged == {"two": "its feature file has changed on disk"}
+    result = library.reindex()
+    assert (result.n_references, result.n_seconds) == (1, 6)
+    assert result.damaged == {"two": "its feature file has changed on disk"}
 
 
 # --- export, import --------------------------------------------------------------------------------------------------
@@ -176,7 +175,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, encoder: Path, films: Pat
     return library.export("one", home)
 
 
-def test_a_reference_moves_by_a_file_without_its_video(
+def test_a_reference_is_exported_and_imported_without_its_video(
     library: ReferenceLibrary, exported: Path, encoder: Path, films: Path
 ) -> None:
     done = library.import_(exported)
@@ -190,27 +189,29 @@ def test_a_reference_moves_by_a_file_without_its_video(
     assert exported.stat().st_size < 6 * 1025 + 2000
     assert library.import_(exported).already_there
     assert library.import_(exported, id="other").already_there
-    (mended,) = library.add([films / "one.mp4"])  # the video itself is better than somebody's word for it
-    assert mended.registration is not None
-    assert mended.registration.outcome == "replaced"
-    assert not mended.registration.reference.imported
+    (added,) = library.add([films / "one.mp4"])  # the video itself replaces the import
+    assert added.registration is not None
+    assert added.registration.outcome == "replaced"
+    assert not added.registration.reference.imported
     assert library.show("one").has_thumbnails
     assert library.import_(exported).already_there
 
 
-def test_an_export_writes_over_nothing(library: ReferenceLibrary, films: Path, tmp_path: Path) -> None:
+def test_an_export_overwrites_nothing(library: ReferenceLibrary, films: Path, tmp_path: Path) -> None:
     list(library.add([films / "one.mp4"]))
     (tmp_path / "x.copywatch").write_text("mine")
-    with pytest.raises(CatalogError, match="is there already"):
+    with pytest.raises(CatalogError, match="exists already"):
         library.export("one", tmp_path / "x.copywatch")
     assert (tmp_path / "x.copywatch").read_text() == "mine"
     with pytest.raises(CatalogError, match="cannot be written"):
         library.export("one", tmp_path / "none" / "x")
     with pytest.raises(UnknownReference):
-        library.export("nobody", tmp_path)
+        library.export("unknown", tmp_path)
 
 
-def test_an_imported_id_that_is_taken_may_be_changed(library: ReferenceLibrary, exported: Path, films: Path) -> None:
+def test_an_import_can_get_another_id_than_one_that_is_taken(
+    library: ReferenceLibrary, exported: Path, films: Path
+) -> None:
     list(library.add([films / "more" / "two.mkv"], id="one"))
     with pytest.raises(ReferenceExists, match="--id"):
         library.import_(exported)
@@ -220,15 +221,15 @@ def test_an_imported_id_that_is_taken_may_be_changed(library: ReferenceLibrary, 
     assert ids(library) == ["first", "one"]
 
 
-def test_an_export_of_another_encoder_is_refused_with_what_to_do(exported: Path, tmp_path: Path) -> None:
-    patches_encoder(tmp_path / "newer.onnx", version=0.5)
+def test_an_export_of_another_encoder_is_refused_with_the_remedy(exported: Path, tmp_path: Path) -> None:
+    write_grid(tmp_path / "newer.onnx", last=0.5, around_mean=True)
     library = ReferenceLibrary(tmp_path / "library", tmp_path / "newer.onnx")
     with pytest.raises(EncoderMismatch, match="copywatch refs add FILE"):
         library.import_(exported)
     assert library.list().references == ()
 
 
-def test_every_flipped_byte_and_every_cut_of_an_export_is_refused(
+def test_every_flipped_byte_and_every_truncation_of_an_export_is_refused(
     exported: Path, tmp_path: Path, encoder: Path
 ) -> None:
     content, chance, broken = exported.read_bytes(), random.Random(3), tmp_path / "broken.copywatch"
@@ -248,13 +249,13 @@ def test_every_flipped_byte_and_every_cut_of_an_export_is_refused(
 
 
 def hostile(reference: Reference, features: ReferenceFeatures) -> dict[str, bytes]:
-    """Files that somebody made on purpose; where it can, each has the right sums."""
+    """Malicious files; each has valid checksums where possible."""
     wide = ReferenceFeatures(features.rows * np.float16(3), features.informative)
     silent = ReferenceFeatures(features.rows * np.float16(0), features.informative & False)
 
     def header(value: object, rest: bytes = b"") -> bytes:
-        words = json.dumps(value).encode()
-        return struct.pack("<Q", len(words)) + words + rest
+        text = json.dumps(value).encode()
+        return struct.pack("<Q", len(text)) + text + rest
 
     def stamped(**values: Any) -> bytes:
         content = pack(reference, features)
@@ -285,8 +286,8 @@ def hostile(reference: Reference, features: ReferenceFeatures) -> dict[str, byte
         "no stamp": header({"__metadata__": {}}),
         "wrong stamp": header({"__metadata__": {"copywatch": "[]"}}),
         "other format": stamped(format="copywatch-reference-9"),
-        "no words": stamped(record="\ud800"),
-        "extra words": stamped(record='{"id": "x"}'),
+        "no text": stamped(record="\ud800"),
+        "other record": stamped(record='{"id": "x"}'),
         "pickle": b"\x80\x04cos\nsystem\n(S'touch gotcha'\ntR.",
         "overlapping arrays": header(
             {"rows": {"dtype": "F16", "shape": [1 << 40, 512], "data_offsets": [0, 1 << 50]}}, b"x" * 1000
@@ -310,10 +311,10 @@ def test_hostile_files_are_refused_and_touch_nothing(library: ReferenceLibrary, 
         library.import_(tmp_path)
 
 
-def test_a_folder_that_cannot_be_looked_into_is_told_and_the_rest_goes_on(
+def test_an_unreadable_folder_is_reported_and_the_others_are_searched(
     library: ReferenceLibrary, films: Path, tmp_path: Path
 ) -> None:
-    """As another user, where we are root: root may look anywhere."""
+    """As another user if we are root, which may read everything."""
     folder = tmp_path / "films"
     (folder / "secret").mkdir(parents=True)
     os.link(films / "one.mp4", folder / "one.mp4")
@@ -335,8 +336,8 @@ def test_a_folder_that_cannot_be_looked_into_is_told_and_the_rest_goes_on(
     assert isinstance(MediaError("x"), CatalogError)
 
 
-def test_files_that_may_not_be_read_are_told_one_by_one(encoder: Path, films: Path, tmp_path: Path) -> None:
-    """As another user, where we are root: root may read anything."""
+def test_unreadable_files_are_reported_one_by_one(encoder: Path, films: Path, tmp_path: Path) -> None:
+    """As another user if we are root, which may read everything."""
     folder = tmp_path / "films"
     folder.mkdir()
     for name in ("a.mp4", "b.mp4"):

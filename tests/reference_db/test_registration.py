@@ -12,20 +12,16 @@ from PIL import Image
 from reference_db.errors import CatalogError, EncoderMismatch, MediaError, ReferenceExists
 from reference_db.features.encoder import Encoder, load_encoder
 from reference_db.media.decoding import decode_file
-from reference_db.registration import QualityReport, hygiene, register, safe_id
+from reference_db.registration import QualityReport, quality_report, register, safe_id
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog, ReferenceId
 from tests.support.media import picture, write_clip, write_film, write_sound
 from tests.support.onnx_encoders import write_grid
 
 
-def patches_encoder(path: Path, version: float = 0.0) -> Encoder:
-    return load_encoder(write_grid(path, last=version, around_mean=True))
-
-
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
-    return patches_encoder(tmp_path_factory.mktemp("encoder") / "patches.onnx")
+    return load_encoder(write_grid(tmp_path_factory.mktemp("encoder") / "grid.onnx", around_mean=True))
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +68,7 @@ def test_a_registered_film_is_found_by_its_pictures(tmp_path: Path, encoder: Enc
     assert hits.second[:, 0].tolist() == [6, 7, 8, 9]
 
 
-def test_the_same_bytes_are_registered_once(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+def test_the_same_file_is_registered_once(tmp_path: Path, encoder: Encoder, film: Path) -> None:
     copy = tmp_path / "another name.mp4"
     copy.write_bytes(film.read_bytes())
     with Catalog.open(tmp_path, write=True) as catalog:
@@ -81,18 +77,18 @@ def test_the_same_bytes_are_registered_once(tmp_path: Path, encoder: Encoder, fi
         assert again.already_there
         assert again.reference == first.reference
         assert again.report is None
-        assert hygiene(first.reference.id, catalog) == first.report
+        assert quality_report(first.reference.id, catalog) == first.report
         assert catalog.generation() == 1
 
 
-def test_ids_come_from_the_file_s_name_and_never_clash(tmp_path: Path, encoder: Encoder) -> None:
+def test_ids_come_from_the_file_name_and_never_clash(tmp_path: Path, encoder: Encoder) -> None:
     ids = []
     with Catalog.open(tmp_path / "library", write=True) as catalog:
         for seed in (1, 2, 3):
             (tmp_path / str(seed)).mkdir()
             path = write_film(tmp_path / str(seed) / "news.mp4", seed=seed, seconds=3)
             ids.append(register(path, catalog, encoder).reference.id)
-        with pytest.raises(ReferenceExists, match="news-2 is taken"):
+        with pytest.raises(ReferenceExists, match="Another video has the id news-2"):
             register(write_film(tmp_path / "x.mp4", seed=4, seconds=3), catalog, encoder, id="news-2")
         with pytest.raises(CatalogError, match="cannot be an id"):
             register(tmp_path / "x.mp4", catalog, encoder, id="a/b")
@@ -110,12 +106,12 @@ def test_ids_come_from_the_file_s_name_and_never_clash(tmp_path: Path, encoder: 
         ("-a_b.c-", "a_b.c"),
     ],
 )
-def test_stems_are_made_safe(stem: str, id: str) -> None:
+def test_stems_become_valid_ids(stem: str, id: str) -> None:
     assert safe_id(stem) == id
 
 
 def test_a_file_registered_with_another_encoder_is_replaced(tmp_path: Path, encoder: Encoder, film: Path) -> None:
-    newer = patches_encoder(tmp_path / "newer.onnx", version=0.5)
+    newer = load_encoder(write_grid(tmp_path / "newer.onnx", last=0.5, around_mean=True))
     assert newer.encoder_id != encoder.encoder_id
     other = write_film(tmp_path / "other.mp4", seed=2, seconds=4)
     with Catalog.open(tmp_path, write=True) as catalog:
@@ -132,14 +128,14 @@ def test_a_file_registered_with_another_encoder_is_replaced(tmp_path: Path, enco
             thumbnails_sha256=done.reference.thumbnails_sha256,
         )
         assert done.report is not None
-        assert "Overlaps were not looked for" in done.report.warnings[0]
+        assert "Overlaps were not searched" in done.report.warnings[0]
         assert register(film, catalog, newer).already_there
         register(other, catalog, newer)
         index = ReferenceIndex.build(catalog, newer.encoder_id)
         assert [reference.id for reference in index.references] == ["film", "other"]
 
 
-def test_registering_a_damaged_reference_s_video_mends_it(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+def test_registering_a_damaged_reference_s_video_again_repairs_it(tmp_path: Path, encoder: Encoder, film: Path) -> None:
     with Catalog.open(tmp_path, write=True) as catalog:
         stored = register(film, catalog, encoder, id="film").reference
         path = catalog.features_path(stored)
@@ -151,7 +147,7 @@ def test_registering_a_damaged_reference_s_video_mends_it(tmp_path: Path, encode
         assert catalog.contents().damaged == {}
 
 
-def test_what_cannot_be_decoded_leaves_nothing(tmp_path: Path, encoder: Encoder) -> None:
+def test_a_file_that_cannot_be_used_leaves_nothing(tmp_path: Path, encoder: Encoder) -> None:
     (tmp_path / "words.mp4").write_text("no video " * 100)
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "empty.mp4").touch()
@@ -171,8 +167,8 @@ def test_what_cannot_be_decoded_leaves_nothing(tmp_path: Path, encoder: Encoder)
             (tmp_path / "pipe", "not a regular file"),
             (tmp_path / "empty.mp4", "is empty"),
             (tmp_path / "cut.mp4", "not a video in a supported format, or it is damaged"),
-            (tmp_path / "cut.mkv", r"breaks off after \d of 12 s|too many damaged pictures"),
-            (tmp_path / "list.mp4", "not a video in a format"),
+            (tmp_path / "cut.mkv", r"ends after \d of 12 s|too many damaged pictures"),
+            (tmp_path / "list.mp4", "not a video in a supported format"),
             (tmp_path / "huge.mp4", "8192x4352"),
         ]:
             with pytest.raises(MediaError, match=reason):
@@ -199,27 +195,27 @@ def test_holes_and_black_seconds_are_uninformative(tmp_path: Path, encoder: Enco
     assert done.report.warnings == ("50% of its seconds are black, flat or missing and cannot be recognised.",)
 
 
-def test_thumbnails_may_be_left_out(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+def test_thumbnails_are_optional(tmp_path: Path, encoder: Encoder, film: Path) -> None:
     with Catalog.open(tmp_path, write=True) as catalog:
         done = register(film, catalog, encoder, thumbnails=False)
         assert catalog.thumbnail(done.reference.id, 0) is None
     assert not any((tmp_path / "thumbnails").iterdir())
 
 
-def reported(path: Path, catalog: Catalog, encoder: Encoder) -> QualityReport:
+def report_of(path: Path, catalog: Catalog, encoder: Encoder) -> QualityReport:
     report = register(path, catalog, encoder).report
     assert report is not None
     return report
 
 
-def test_the_report_names_overlaps_static_runs_and_short_videos(tmp_path: Path, encoder: Encoder, film: Path) -> None:
-    # 6 s of the film that is there already, then one picture for 34 s
+def test_the_report_has_overlaps_static_runs_and_short_videos(tmp_path: Path, encoder: Encoder, film: Path) -> None:
+    # 6 s of the registered film, then one picture for 34 s
     clip = [(n / 2, picture(1, n / 2) if n < 12 else picture(9, 0)) for n in range(80)]
     mixed = write_clip(tmp_path / "mixed.mp4", clip)
     short = write_film(tmp_path / "short.mp4", seed=5, seconds=2)
     with Catalog.open(tmp_path / "library", write=True) as catalog:
         register(film, catalog, encoder, id="film")
-        report = reported(mixed, catalog, encoder)
+        report = report_of(mixed, catalog, encoder)
         assert report.longest_static_s == 34
         ((other, share),) = report.overlaps
         assert other == ReferenceId("film")
@@ -227,16 +223,16 @@ def test_the_report_names_overlaps_static_runs_and_short_videos(tmp_path: Path, 
         overlap, static = report.warnings
         assert overlap.startswith("15% of its seconds look like film")
         assert static.startswith("One picture stands still for 34 s")
-        assert "only 2 s long" in reported(short, catalog, encoder).warnings[-1]
+        assert "only 2 s long" in report_of(short, catalog, encoder).warnings[-1]
 
 
-def test_a_damaged_neighbour_is_named_but_does_not_stop_a_registration(
+def test_a_damaged_reference_is_reported_but_does_not_stop_another_registration(
     tmp_path: Path, encoder: Encoder, film: Path
 ) -> None:
     other = write_film(tmp_path / "other.mp4", seed=2, seconds=4)
     with Catalog.open(tmp_path / "library", write=True) as catalog:
         register(film, catalog, encoder, id="film")
         next((tmp_path / "library" / "features").iterdir()).write_bytes(b"damaged")
-        report = reported(other, catalog, encoder)
+        report = report_of(other, catalog, encoder)
     assert "Reference film is damaged" in report.warnings[0]
     assert len(report.warnings) == 1

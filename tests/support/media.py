@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 
 from monitor.demo.films import Film
 
+CENC = {  # muxer options for an encrypted MP4
+    "encryption_scheme": "cenc-aes-ctr",
+    "encryption_key": "00112233445566778899aabbccddeeff",
+    "encryption_kid": "00112233445566778899aabbccddeeff",
+}
+
 
 def picture(seed: int, time_s: float, width: int = 320, height: int = 180) -> NDArray[np.uint8]:
     """One picture of the film `seed`: another scene every 2 s, drifting in between."""

@@ -16,7 +16,7 @@ from monitor.web.requests.paging import Cursor, Limit, Page, page_of
 from monitor.web.requests.problems import BYTES, ERROR_RESPONSES, JPEG, not_found
 from monitor.web.routes.jobs import AcceptedOut, remove_later
 from reference_db.errors import CatalogLocked, DamagedReference, UnknownReference
-from reference_db.library import EXPORT_ENDING, ReferenceLibrary
+from reference_db.library import EXPORT_SUFFIX, ReferenceLibrary
 from reference_db.store.catalog import Reference, ReferenceId
 from reference_db.store.references import ID_PATTERN
 
@@ -146,8 +146,8 @@ def export_reference(context: Context, id: ReferenceName, if_none_match: IfNoneM
     now = etag(_reference_or_damage(context, id))
     if (reply := unchanged(if_none_match, now)) is not None:
         return reply
-    headers = {"Content-Disposition": f'attachment; filename="{id}{EXPORT_ENDING}"', "ETag": now}
-    content = ReferenceLibrary(context.settings.data_dir).exported(id)
+    headers = {"Content-Disposition": f'attachment; filename="{id}{EXPORT_SUFFIX}"', "ETag": now}
+    content = ReferenceLibrary(context.settings.data_dir).export_bytes(id)
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 

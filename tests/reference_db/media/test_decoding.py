@@ -18,13 +18,7 @@ import pytest
 from reference_db.errors import MediaError
 from reference_db.media.addresses import display_name
 from reference_db.media.decoding import DecodingChild, decode_file, probe
-from tests.support.media import number_of, picture, write_clip, write_film, write_numbered, write_sound
-
-CENC = {
-    "encryption_scheme": "cenc-aes-ctr",
-    "encryption_key": "00112233445566778899aabbccddeeff",
-    "encryption_kid": "00112233445566778899aabbccddeeff",
-}
+from tests.support.media import CENC, number_of, picture, write_clip, write_film, write_numbered, write_sound
 
 
 def refusal(path: Path) -> str:
