@@ -1,4 +1,4 @@
-"""The wheel: what is in it, what is not, and what its metadata says."""
+"""The wheel: its content and metadata; and the pins of its dependencies."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from monitor import __version__
+from tests.support.image_libraries import requirements
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("monitor", "reference_db")
@@ -73,3 +75,13 @@ def test_its_metadata_has_the_version_the_system_and_addresses(wheel: zipfile.Zi
         "=",
         "monitor.cli:main",
     ]
+
+
+def test_every_dependency_is_pinned_in_its_installed_version() -> None:
+    lines = (ROOT / "scripts/constraints.txt").read_text().splitlines()
+    pins = dict(line.split("#")[0].strip().split("==") for line in lines if not line.startswith("#"))
+    pinned: dict[str, str] = {canonicalize_name(name): version for name, version in pins.items()}
+    installed = {name: one.version.split("+")[0] for name, one in requirements("dev", "train").items()}
+    of_gpus = ("nvidia-", "cuda-", "triton")  # those that torch names
+    unpinned = {name: one for name, one in installed.items() if pinned.get(name) != one}
+    assert {name: one for name, one in unpinned.items() if not name.startswith(of_gpus)} == {}

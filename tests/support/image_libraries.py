@@ -15,11 +15,12 @@ from packaging.utils import canonicalize_name
 from tests.support.promql_queries import ROOT
 
 
-def requirements() -> dict[str, Distribution]:
+def requirements(*extras: str) -> dict[str, Distribution]:
     """All direct and indirect dependencies in pyproject.toml, as installed in the environment of the tests; by name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found: dict[str, Distribution] = {}
-    pending = [(Requirement(line), "") for line in project["dependencies"]]  # with the extra that needs it
+    lines = [*project["dependencies"], *(one for extra in extras for one in project["optional-dependencies"][extra])]
+    pending = [(Requirement(line), "") for line in lines]  # with the extra that needs it
     seen = set[str]()
     while pending:
         requirement, extra = pending.pop()
