@@ -163,10 +163,10 @@ def alerts_export(
     data_dir: DataDirOption = None,
 ) -> None:
     """Write one archive with everything stored about an alert, and the SHA-256 sum of each file."""
-    from monitor.evidence.store import EvidenceStore, zone_of
+    from monitor.evidence.store import EvidenceStore, find_time_zone
     from reference_db.store.disk import write_file
 
-    zone = None if time_zone is None else zone_of(time_zone)
+    zone = None if time_zone is None else find_time_zone(time_zone)
     if time_zone is not None and zone is None:
         raise typer.BadParameter("unknown time zone; use a name such as Europe/Berlin.", param_hint="--time-zone")
     content = EvidenceStore(settings_of(context, config_file, data_dir).data_dir).zip(alert_id, zone)

@@ -1,1 +1,1 @@
-"""Evidence: what an alert was told by - pictures of both sides, the similarity tile with mask and path, the numbers."""
+"""Evidence behind an alert: pictures of both sides, the similarity tile with mask and path, the numbers."""

@@ -1,7 +1,7 @@
-"""Keeps evidence while alerts are told: pictures and features come in from the channels, folders come out.
+"""Stores evidence of alerts: pictures and features come in from the channels, one folder per alert goes out.
 
-All work is done in one thread of its own at a low priority. A channel only hands over what it has at hand and never
-waits: where the thread is behind, pictures are let go first. A disk that fails costs evidence, never an alert.
+One background thread of low priority does all the work. A channel only enqueues what it has in memory and never waits:
+if the thread falls behind, pictures are dropped first. A disk failure costs evidence, never an alert.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from monitor.alerting.alerts import ENDED, RETRACTED, UPDATED, Alert
 from monitor.config.settings import Settings
-from monitor.evidence.pictures import Album, PicturePair, Ring, nearest
-from monitor.evidence.store import EvidenceStore, StoredEvidence, too_much
-from monitor.evidence.tiles import MARGIN_S, TILE_S, Tile, drawn, tile_of, whole_path
+from monitor.evidence.pictures import AlertPictures, LazyJpeg, RecentPictures, nearest
+from monitor.evidence.store import EvidenceStore, StoredEvidence, evidence_to_evict
+from monitor.evidence.tiles import MARGIN_S, TILE_S, EvidenceTile, cut_tile, draw_tile, full_path
 from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching.mask_step import MaskStepNet
@@ -37,20 +37,20 @@ from reference_db.store.catalog import Catalog, ReferenceId
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 256  # pictures and events that may wait for the thread; 50 MB where the disk hangs
-TOGETHER = 32  # pictures that are in no hurry: they wait for each other, or for an alert
-NEAR_S = 5  # a picture farther than this from the second it stands for is named
-LOOK_S = 300.0  # between two walks over all folders: other processes write there too
+MAX_WAITING = 256  # pictures and events that may wait for the thread; 50 MB if the disk hangs
+WAKE_EVERY = 32  # pictures: they are not urgent and wait for each other, or for an alert
+NEAR_S = 5  # a picture farther than this from the second it stands for gets a note
+RESCAN_S = 300.0  # between two scans of all folders: other processes write there too
 LOW_PRIORITY = 10  # a nice value
-INSIDE_S = 1  # by which the frames of start and end lie within: a copy's ends are known to the second
-END_S = 4  # of the path at either end that the lines of its ends stand for
+INSIDE_S = 1  # by which the start and end frames lie inside the copy: its ends are exact to a second
+END_S = 4  # of the path at either end that the refined ends replace
 STILL_OPEN = "the alert is still open"
 PLACES = ("start", "middle", "end")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Seen:
-    """What a channel has at hand when it tells an alert."""
+class AlertMaterial:
+    """What a channel has in memory when it emits an alert."""
 
     alert: Alert
     points: Sequence[tuple[int, int]]  # cells (live_s, ref_s) of its path, thinned
@@ -58,61 +58,92 @@ class Seen:
     rows: ReferenceRows | None = None  # the reference's features
     informative: NDArray[np.bool_] | None = None
 
+    @property
+    def is_final(self) -> bool:
+        return self.alert.type in (ENDED, RETRACTED)
+
 
 @dataclass(slots=True, eq=False)
 class _Channel:
     epoch: str = ""
-    ring: Ring = field(default_factory=Ring)
-    albums: dict[str, Album] = field(default_factory=dict)  # of open alerts
-    heard_at: float = field(default_factory=time.monotonic)
+    recent: RecentPictures = field(default_factory=RecentPictures)
+    open_alerts: dict[str, AlertPictures] = field(default_factory=dict)
+    picture_at: float = field(default_factory=time.monotonic)  # when the newest picture arrived
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FramePair:
+    """The pictures of both sides at one place of a copy."""
+
+    place: str
+    stream_s: int
+    ref_s: int
+    live: LazyJpeg | None
+    reference: bytes | None
+    note: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        return {
+            "at": self.place,
+            "stream_s": self.stream_s,
+            "ref_s": self.ref_s,
+            "air": None if self.live is None else f"air-{self.place}.jpg",
+            "reference": None if self.reference is None else f"ref-{self.place}.jpg",
+            "note": self.note,
+        }
+
+    def files(self) -> dict[str, bytes]:
+        files = {} if self.live is None else {f"air-{self.place}.jpg": self.live.jpeg()}
+        return files if self.reference is None else files | {f"ref-{self.place}.jpg": self.reference}
 
 
 class EvidenceKeeper:
-    """The one who keeps it; `picture` and `told` may be called from any thread and return at once."""
+    """Stores evidence in a thread of its own; `add_picture` and `add_alert` return at once, from any thread."""
 
     def __init__(self, settings: Settings, net: MaskStepNet, metrics: Metrics, rules: Callable[[], Rules]) -> None:
         self._settings = settings
         self._store = EvidenceStore(settings.data_dir)
         self._net = net
         self._metrics = metrics
-        self._rules = rules  # who says what is confirmed
+        self._rules = rules  # for the alerts that a reviewer confirmed
         self._channels: dict[str, _Channel] = {}
         self._waiting: deque[Callable[[], object]] = deque()
-        self._pictures: deque[Callable[[], object]] = deque()  # those of `_waiting` that may be let go
+        self._pictures: deque[Callable[[], object]] = deque()  # those of `_waiting` that may be dropped
         self._changed = threading.Condition()
-        self._ends = False
-        self._fails = False
-        self._kept: dict[str, StoredEvidence] = {}  # what is on disk, as of `_looked_at` and by what was written since
-        self._looked_at: float | None = None
+        self._is_closing = False
+        self._is_failing = False
+        self._stored: dict[str, StoredEvidence] = {}  # on disk as of `_scanned_at`, and written since
+        self._scanned_at: float | None = None
         metrics.evidence_quota.set(settings.evidence.quota_bytes)
         self._thread = threading.Thread(target=self._run, name="evidence", daemon=True)
         self._thread.start()
 
     def close(self, patience_s: float = 5.0) -> None:
-        """Does what still waits, for so long at most."""
+        """Finishes the waiting work, within this time."""
         with self._changed:
-            self._ends = True
+            self._is_closing = True
             self._changed.notify_all()
         self._thread.join(patience_s)
 
     def flush(self) -> None:
-        """Returns when all that was handed over is done."""
+        """Returns when all work enqueued so far is done."""
         done = threading.Event()
-        self._hand_over(done.set)
+        self._enqueue(done.set)
         done.wait()
 
-    def picture(self, epoch: ChannelEpoch, second: int, picture: NDArray[np.uint8]) -> None:
-        """Takes the newest picture of a channel; one pixel stands for a second that came as features."""
+    def add_picture(self, epoch: ChannelEpoch, second: int, picture: NDArray[np.uint8]) -> None:
+        """Adds the newest picture of a channel; one of a single pixel stands for a feature row and is ignored."""
         if picture.size > 3:
-            self._hand_over(lambda: self._push(epoch, second, picture), is_picture=True)
+            self._enqueue(lambda: self._store_picture(epoch, second, picture), is_picture=True)
 
-    def told(self, seen: Seen) -> None:
-        """Takes what there is of an alert that is being told."""
-        self._hand_over(lambda: self._keep(seen))
+    def add_alert(self, material: AlertMaterial) -> None:
+        """Adds an alert that is being emitted."""
+        self._enqueue(lambda: self._write_evidence(material))
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
-    def _hand_over(self, work: Callable[[], object], *, is_picture: bool = False) -> None:
+    def _enqueue(self, work: Callable[[], object], *, is_picture: bool = False) -> None:
         with self._changed:
             if len(self._waiting) >= MAX_WAITING:
                 self._metrics.evidence_failures.labels("overload").inc()
@@ -122,26 +153,26 @@ class EvidenceKeeper:
             self._waiting.append(work)
             if is_picture:
                 self._pictures.append(work)
-            if not is_picture or len(self._pictures) % TOGETHER == 0:
+            if not is_picture or len(self._pictures) % WAKE_EVERY == 0:
                 self._changed.notify_all()
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
-        torch.set_num_threads(self._settings.compute.threads)  # a thread begins with all of the machine's
+        torch.set_num_threads(self._settings.compute.threads)  # a new thread would use every core
         while (work := self._next()) is not None:
             try:
                 work()
-                self._fails = False
+                self._is_failing = False
             except (OSError, CatalogError) as error:
                 self._fail("disk", error)
-            except Exception as error:  # evidence is beside the point of a monitor: nothing of it may stop one
+            except Exception as error:  # evidence must never stop the monitor
                 self._fail("failed", error)
 
     def _next(self) -> Callable[[], object] | None:
         with self._changed:
-            while not self._waiting and not self._ends:
-                if not self._changed.wait(LOOK_S):
-                    return self._look
+            while not self._waiting and not self._is_closing:
+                if not self._changed.wait(RESCAN_S):
+                    return self._enforce_limits
             if not self._waiting:
                 return None
             work = self._waiting.popleft()
@@ -151,118 +182,118 @@ class EvidenceKeeper:
 
     def _fail(self, reason: str, error: Exception) -> None:
         self._metrics.evidence_failures.labels(reason).inc()
-        if not self._fails:
+        if not self._is_failing:
             logger.error(
-                "evidence cannot be kept: %s; alerts are told all the same", error, exc_info=reason == "failed"
+                "evidence cannot be stored: %s; alerts are emitted all the same", error, exc_info=reason == "failed"
             )
-        self._fails = True
+        self._is_failing = True
 
-    def _push(self, epoch: ChannelEpoch, second: int, picture: NDArray[np.uint8]) -> None:
+    def _store_picture(self, epoch: ChannelEpoch, second: int, picture: NDArray[np.uint8]) -> None:
         channel = self._channels.setdefault(epoch.channel, _Channel())
         if channel.epoch != epoch.name:
-            channel.epoch, channel.ring = epoch.name, Ring()
-        channel.heard_at = time.monotonic()
-        shown = channel.ring.push(second, picture)
-        for album in channel.albums.values():
-            album.push(second, shown)
+            channel.epoch, channel.recent = epoch.name, RecentPictures()
+        channel.picture_at = time.monotonic()
+        lazy = channel.recent.push(second, picture)
+        for alert_pictures in channel.open_alerts.values():
+            alert_pictures.push(second, lazy)
 
     # --- one alert ---------------------------------------------------------------------------------------------------
 
-    def _keep(self, seen: Seen) -> None:
-        alert, is_last = seen.alert, seen.alert.type in (ENDED, RETRACTED)
+    def _write_evidence(self, material: AlertMaterial) -> None:
+        alert = material.alert
         channel = self._channels.setdefault(alert.channel, _Channel())
-        if alert.type == UPDATED and alert.id in channel.albums and alert.id in self._kept:
-            return  # its start is on disk, its album grows, and its end will be drawn: drawing costs more than matching
-        before = self._store.stored(alert.id) or {}
-        found = seen.points or [(live_s, ref_s) for live_s, ref_s in before.get("path", ())]
-        seen = replace(seen, points=_claimed(alert, found))
-        album = channel.albums.pop(alert.id, None) or self._album(alert, channel, before)
-        if not is_last:
-            channel.albums[alert.id] = album
-        frames, pictures = self._frames(seen, album, channel.ring)
-        tiles = {tile["name"]: tile for tile in before.get("tiles", ())}
-        for name, start_s in _tile_starts(alert).items():
-            if (tile := self._tile(seen, start_s, tiles.get(name))) is not None:
-                tiles[name], pictures[f"{name}.png"] = tile.numbers(name), drawn(tile, self._settings.matching.tau)
-        notes = [frame["note"] for frame in frames if frame["note"]]
-        if is_last and not tiles:
-            notes.append("no similarity was at hand to be drawn")
-        report = {
-            "alert": alert.as_dict(),
-            "made_at": rfc3339(datetime.now(UTC)),
-            "time_zone": "UTC",
-            "frames": frames,
-            "tiles": [tiles[name] for name in sorted(tiles, reverse=True)],  # start, then end
-            "path": [list(point) for point in found],
-            "numbers": self._numbers(alert),
-            "complete": is_last and not notes,
-            "note": STILL_OPEN if not is_last else "; ".join(dict.fromkeys(notes)) or None,
-        }
-        size_bytes = self._store.write(alert.id, report, pictures, last=is_last)
-        self._kept[alert.id] = StoredEvidence(alert.id, time.time(), size_bytes)
-        self._look()
+        if alert.type == UPDATED and alert.id in channel.open_alerts and alert.id in self._stored:
+            return  # its start is on disk, its end will be drawn: drawing costs more than matching
+        stored = self._store.stored_report(alert.id) or {}
+        path = material.points or [(live_s, ref_s) for live_s, ref_s in stored.get("path", ())]
+        material = replace(material, points=_claimed_path(alert, path))
+        pairs = self._frame_pairs(material, self._alert_pictures(material, channel, stored), channel.recent)
+        tiles, drawings = self._tiles(material, stored)
+        files = {name: content for pair in pairs for name, content in pair.files().items()} | drawings
+        report = self._report(material, pairs, tiles, path)
+        size_bytes = self._store.write(alert.id, report, files, last=material.is_final)
+        self._stored[alert.id] = StoredEvidence(alert.id, time.time(), size_bytes)
+        self._enforce_limits()
 
-    def _album(self, alert: Alert, channel: _Channel, before: Mapping[str, Any]) -> Album:
-        """A new alert's album: what the ring has of it, or what an earlier life has kept."""
-        album = Album()
-        for frame in before.get("frames", ()):
-            if frame["air"] and (kept := self._store.file(alert.id, frame["air"])) is not None:
-                album.first[int(frame["stream_s"])] = PicturePair(kept)
-        for second, shown in channel.ring.pictures.items():
-            if second >= alert.channel_start:
-                album.push(second, shown)
-        return album
+    def _alert_pictures(self, material: AlertMaterial, channel: _Channel, stored: Mapping[str, Any]) -> AlertPictures:
+        """The pictures collected so far: of a new alert the recent ones, and those that the previous run stored."""
+        alert = material.alert
+        pictures = channel.open_alerts.pop(alert.id, None)
+        if pictures is None:
+            pictures = AlertPictures()
+            for frame in stored.get("frames", ()):
+                if frame["air"] and (content := self._store.file(alert.id, frame["air"])) is not None:
+                    pictures.first[int(frame["stream_s"])] = LazyJpeg(content)
+            for second, lazy in channel.recent.pictures.items():
+                if second >= alert.channel_start:
+                    pictures.push(second, lazy)
+        if not material.is_final:
+            channel.open_alerts[alert.id] = pictures
+        return pictures
 
-    def _frames(self, seen: Seen, album: Album, ring: Ring) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-        """The paired frames at start, middle and end, and their pictures by name."""
-        alert, path = seen.alert, dict(whole_path(seen.points))
-        frames, pictures = [], {}
+    def _frame_pairs(
+        self, material: AlertMaterial, pictures: AlertPictures, recent: RecentPictures
+    ) -> list[_FramePair]:
+        """The paired frames at start, middle and end."""
+        path = dict(full_path(material.points))
         first, last = min(path), max(path)
         if last - first >= 4 * INSIDE_S:
             first, last = first + INSIDE_S, last - INSIDE_S
+        pairs = []
         with Catalog.open(self._settings.data_dir) as catalog:
             for place, wanted in zip(PLACES, (first, (first + last) / 2, last), strict=True):
-                found = nearest(wanted, album.first, album.pictures, ring.pictures)
-                second = round(wanted) if found is None else found[0]
-                ref_s = path[min(max(second, min(path)), max(path))]
-                notes = []
-                if found is None:
-                    notes.append("no picture of the channel was kept")
-                elif abs(second - wanted) > NEAR_S:
-                    notes.append(f"the nearest picture of the channel is {abs(second - wanted):.0f} s away")
-                shown, complaint = _reference_picture(catalog, alert.reference, ref_s)
-                if complaint:
-                    notes.append(complaint)
-                if found is not None:
-                    pictures[f"air-{place}.jpg"] = found[1].jpeg()
-                    if place == "start" and len(album.first) < 2:
-                        album.first = dict([found])
-                if shown is not None:
-                    pictures[f"ref-{place}.jpg"] = shown
-                frames.append(
-                    {
-                        "at": place,
-                        "stream_s": second,
-                        "ref_s": ref_s,
-                        "air": None if found is None else f"air-{place}.jpg",
-                        "reference": None if shown is None else f"ref-{place}.jpg",
-                        "note": "; ".join(notes) or None,
-                    }
-                )
-        return frames, pictures
+                found = nearest(wanted, pictures.first, pictures.pictures, recent.pictures)
+                if found is not None and place == "start" and len(pictures.first) < 2:
+                    pictures.first = dict([found])
+                pairs.append(_frame_pair(catalog, material.alert.reference, place, wanted, found, path))
+        return pairs
 
-    def _tile(self, seen: Seen, start_s: int, before: Mapping[str, Any] | None) -> Tile | None:
-        """The tile; None where the last one is as good, or the seconds that it begins with are no longer at hand."""
-        if seen.rows is None or seen.informative is None or not seen.points or not seen.lives:
+    def _tiles(
+        self, material: AlertMaterial, stored: Mapping[str, Any]
+    ) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+        """The numbers of the tiles, those on disk included, and the drawings of the new ones by file name."""
+        tiles = {tile["name"]: tile for tile in stored.get("tiles", ())}
+        drawings = {}
+        for name, start_s in _tile_starts(material.alert).items():
+            if (tile := self._new_tile(material, start_s, tiles.get(name))) is not None:
+                tiles[name] = tile.as_dict(name)
+                drawings[f"{name}.png"] = draw_tile(tile, self._settings.matching.tau)
+        return [tiles[name] for name in sorted(tiles, reverse=True)], drawings  # start, then end
+
+    def _new_tile(self, material: AlertMaterial, start_s: int, stored: Mapping[str, Any] | None) -> EvidenceTile | None:
+        """The tile; None if the stored one is as good, or its first seconds are no longer in memory."""
+        if material.rows is None or material.informative is None or not material.points or not material.lives:
             return None
-        if before is not None and before["live_s"] == start_s and before["rows"] == TILE_S:
+        if stored is not None and stored["live_s"] == start_s and stored["rows"] == TILE_S:
             return None
-        if max(start_s, int(seen.alert.channel_start)) < seen.lives[0].second:
+        if max(start_s, int(material.alert.channel_start)) < material.lives[0].second:
             return None
-        return tile_of(seen.lives, seen.rows, seen.informative, seen.points, start_s, self._net)
+        return cut_tile(material.lives, material.rows, material.informative, material.points, start_s, self._net)
+
+    def _report(
+        self,
+        material: AlertMaterial,
+        pairs: list[_FramePair],
+        tiles: list[dict[str, Any]],
+        path: Sequence[tuple[int, int]],
+    ) -> dict[str, Any]:
+        notes = [pair.note for pair in pairs if pair.note]
+        if material.is_final and not tiles:
+            notes.append("no similarity was in memory for a tile")
+        return {
+            "alert": material.alert.as_dict(),
+            "made_at": rfc3339(datetime.now(UTC)),
+            "time_zone": "UTC",
+            "frames": [pair.as_dict() for pair in pairs],
+            "tiles": tiles,
+            "path": [list(point) for point in path],
+            "numbers": self._numbers(material.alert),
+            "complete": material.is_final and not notes,
+            "note": STILL_OPEN if not material.is_final else "; ".join(dict.fromkeys(notes)) or None,
+        }
 
     def _numbers(self, alert: Alert) -> dict[str, Any]:
-        """What decided, beside what was measured."""
+        """The measured numbers and the thresholds that they passed."""
         matching = self._settings.matching
         return {
             "score": alert.score,
@@ -276,33 +307,33 @@ class EvidenceKeeper:
             "gamma": matching.gamma,
         }
 
-    def _look(self) -> None:
-        """Makes room where all of it takes too much or has become too old."""
-        if self._looked_at is None or time.monotonic() - self._looked_at >= LOOK_S:
-            self._looked_at = time.monotonic()
-            self._kept = {one.alert_id: one for one in self._store.kept()}
-            silent = [name for name, one in self._channels.items() if self._looked_at - one.heard_at > LOOK_S]
+    def _enforce_limits(self) -> None:
+        """Deletes evidence beyond the quota or the maximum age; rescans the folders now and then."""
+        if self._scanned_at is None or time.monotonic() - self._scanned_at >= RESCAN_S:
+            self._scanned_at = time.monotonic()
+            self._stored = {one.alert_id: one for one in self._store.entries()}
+            silent = [name for name, one in self._channels.items() if self._scanned_at - one.picture_at > RESCAN_S]
             for name in silent:
-                del self._channels[name]  # its pictures; should it come back, it begins anew
-        asked = self._settings.evidence
+                del self._channels[name]  # its pictures; if it comes back, it starts fresh
+        limits = self._settings.evidence
         pinned = {alert_id for alert_id, decision in self._rules().verdicts.items() if decision == CONFIRMED}
-        leaving = too_much(self._kept.values(), asked.quota_bytes, timedelta(days=asked.keep_days), pinned)
-        for alert_id, reason in leaving.items():
+        max_age = timedelta(days=limits.keep_days)
+        for alert_id, reason in evidence_to_evict(self._stored.values(), limits.quota_bytes, max_age, pinned).items():
             self._store.remove(alert_id)
-            del self._kept[alert_id]
+            del self._stored[alert_id]
             self._metrics.evidence_evicted.labels(reason).inc()
-        self._metrics.process.evidence_bytes = sum(one.size_bytes for one in self._kept.values())
+        self._metrics.process.evidence_bytes = sum(one.size_bytes for one in self._stored.values())
 
 
-def keeper_of(
+def create_keeper(
     settings: Settings, net: MaskStepNet, metrics: Metrics, rules: Callable[[], Rules]
 ) -> EvidenceKeeper | None:
-    """The keeper that the settings ask for, if any."""
+    """An evidence keeper, if the settings enable evidence."""
     return EvidenceKeeper(settings, net, metrics, rules) if settings.evidence.enabled else None
 
 
-def _claimed(alert: Alert, points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Cells of the path as the alert claims it: its ends, as read off lines, and what was found between them."""
+def _claimed_path(alert: Alert, points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Cells of the path as the alert claims it: its refined ends, and the points found between them."""
     start_s, end_s = int(alert.channel_start), max(int(alert.channel_start) + 1, int(alert.channel_end))
     first, last = round(alert.reference_start), round(alert.reference_end - alert.speed)
     between = [point for point in points if start_s + END_S <= point[0] < end_s - END_S]
@@ -310,7 +341,7 @@ def _claimed(alert: Alert, points: Sequence[tuple[int, int]]) -> list[tuple[int,
 
 
 def _tile_starts(alert: Alert) -> dict[str, int]:
-    """The first rows of the tiles that an alert has: one at its start, and one at its end where the first is full."""
+    """The first rows of an alert's tiles: one at its start, and one at its end if the first does not reach it."""
     start_s = int(alert.channel_start) - MARGIN_S
     end_s = int(alert.channel_end) + MARGIN_S
     starts = {"tile-start": start_s}
@@ -319,14 +350,37 @@ def _tile_starts(alert: Alert) -> dict[str, int]:
     return starts
 
 
+def _frame_pair(
+    catalog: Catalog,
+    reference: ReferenceId,
+    place: str,
+    wanted_s: float,
+    found: tuple[int, LazyJpeg] | None,
+    path: Mapping[int, int],
+) -> _FramePair:
+    """The pair of a place, with the picture found nearest to the wanted second; notes say what is missing."""
+    second = round(wanted_s) if found is None else found[0]
+    ref_s = path[min(max(second, min(path)), max(path))]
+    notes = []
+    if found is None:
+        notes.append("there is no picture of the channel")
+    elif abs(second - wanted_s) > NEAR_S:
+        notes.append(f"the nearest picture of the channel is {abs(second - wanted_s):.0f} s away")
+    thumbnail, problem = _reference_picture(catalog, reference, ref_s)
+    if problem:
+        notes.append(problem)
+    live = None if found is None else found[1]
+    return _FramePair(place, second, ref_s, live, thumbnail, "; ".join(notes) or None)
+
+
 def _reference_picture(catalog: Catalog, reference: ReferenceId, second: int) -> tuple[bytes | None, str | None]:
     """The reference's picture of a second, or why there is none."""
     try:
         known = catalog.get(reference)
         if not known.thumbnails_sha256:
-            how = "it came as features only" if known.imported else "it was registered without thumbnails"
+            how = "it was imported as features only" if known.imported else "it was registered without thumbnails"
             return None, f"there are no pictures of the reference: {how}"
-        shown = catalog.thumbnail(reference, second)
+        thumbnail = catalog.thumbnail(reference, second)
     except CatalogError as error:
         return None, f"there is no picture of the reference: {error}"
-    return shown, None if shown else "there is no picture of this second of the reference"
+    return thumbnail, None if thumbnail else "there is no picture of this second of the reference"

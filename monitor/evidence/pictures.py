@@ -1,26 +1,26 @@
-"""Pictures of the air: the last minute of a channel, and a few of each alert for as long as it lasts.
+"""Pictures of the channels in memory: the last minute of each, and a few of each open alert.
 
-A channel's ring forgets the oldest; an alert's album keeps every second one once it is full, so neither grows with
-age, and what is nearest to a second can always be told. Most are never shown to anybody, so a picture is compressed
-when somebody asks for it.
+`RecentPictures` drops the oldest; `AlertPictures` drops every second one when it is full. Neither grows with time, and
+there is always a picture near any second. Most pictures are never used, so one is JPEG-encoded on first use.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference_db.media.jpeg import encode_jpeg
 
-RING_S = 64  # an alert may begin so long before it is told, and be told so long after it ended
-ALBUM = 24  # pictures of one alert at most
+RECENT_S = 64  # an alert may start this long before it is emitted, and be emitted this long after it ended
+MAX_PICTURES = 24  # of one alert
 QUALITY = 70  # 341 x 192: some 7 kB and a third of a millisecond
 
 
-class PicturePair:
-    """A picture as it was sampled; a JPEG from when it is first asked for."""
+class LazyJpeg:
+    """A sampled picture; a JPEG from its first use on."""
 
     def __init__(self, picture: NDArray[np.uint8] | bytes) -> None:
         self._picture = picture
@@ -31,47 +31,45 @@ class PicturePair:
         return self._picture
 
 
-class Ring:
+class RecentPictures:
     """The newest pictures of one stream epoch, by stream second."""
 
     def __init__(self) -> None:
-        self.pictures: OrderedDict[int, PicturePair] = OrderedDict()
-        self._last: tuple[NDArray[np.uint8], PicturePair] | None = None
+        self.pictures: OrderedDict[int, LazyJpeg] = OrderedDict()
+        self._last: tuple[NDArray[np.uint8], LazyJpeg] | None = None
 
-    def push(self, second: int, picture: NDArray[np.uint8]) -> PicturePair:
-        """Keeps a picture; one that is shown again is kept once."""
-        shown = self._last[1] if self._last is not None and self._last[0] is picture else PicturePair(picture)
-        self._last = (picture, shown)
-        self.pictures[second] = shown
-        while len(self.pictures) > RING_S:
+    def push(self, second: int, picture: NDArray[np.uint8]) -> LazyJpeg:
+        """Adds a picture; one that is held for several seconds is stored once."""
+        lazy = self._last[1] if self._last is not None and self._last[0] is picture else LazyJpeg(picture)
+        self._last = (picture, lazy)
+        self.pictures[second] = lazy
+        while len(self.pictures) > RECENT_S:
             self.pictures.popitem(last=False)
-        return shown
+        return lazy
 
 
-class Album:
-    """Some pictures of one alert, spread over its life."""
+class AlertPictures:
+    """Some pictures of one alert, spread over its duration."""
 
     def __init__(self) -> None:
-        self.pictures: dict[int, PicturePair] = {}
-        self.first: dict[int, PicturePair] = {}  # the one at its start, and those that an earlier life had kept
+        self.pictures: dict[int, LazyJpeg] = {}
+        self.first: dict[int, LazyJpeg] = {}  # the one at its start, and those that the previous run stored
         self._stride = 1
 
-    def push(self, second: int, picture: PicturePair) -> None:
-        """Takes one of every so many, by the stream's own seconds; when full, every second one is let go."""
+    def push(self, second: int, picture: LazyJpeg) -> None:
+        """Adds the picture if its second is a multiple of the stride, which doubles when there are too many."""
         if second % self._stride:
             return
         self.pictures[second] = picture
-        while len(self.pictures) > ALBUM:
+        while len(self.pictures) > MAX_PICTURES:
             self._stride *= 2
-            self.pictures = {s: shown for s, shown in self.pictures.items() if s % self._stride == 0}
+            self.pictures = {s: lazy for s, lazy in self.pictures.items() if s % self._stride == 0}
 
 
-def nearest(
-    second: float, *kept: dict[int, PicturePair] | OrderedDict[int, PicturePair]
-) -> tuple[int, PicturePair] | None:
-    """The picture nearest to a second, the earlier of two that are as near."""
-    found = [(abs(s - second), s, shown) for pictures in kept for s, shown in pictures.items()]
+def nearest(second: float, *pictures: Mapping[int, LazyJpeg]) -> tuple[int, LazyJpeg] | None:
+    """The picture nearest to a second, with its own second; the earlier of two that are equally near."""
+    found = [(abs(s - second), s, lazy) for some in pictures for s, lazy in some.items()]
     if not found:
         return None
-    _, s, shown = min(found, key=lambda one: one[:2])
-    return s, shown
+    _, s, lazy = min(found, key=lambda one: one[:2])
+    return s, lazy

@@ -1,11 +1,11 @@
-"""Evidence on disk: a folder per alert with its report and pictures, kept within a quota and for some days.
+"""Evidence on disk: a folder per alert with its report and pictures, limited by a quota and by age.
 
-    evidence/0f/0f3c.../report.json           what the rest shows: frames, tiles with their numbers, notes
+    evidence/0f/0f3c.../report.json           the frames, the tiles with their numbers, notes
                         air-start.jpg ...     paired frames: air and ref, at start, middle and end
                         tile-start.png ...    similarity with mask and path drawn on it
 
-Each file is written aside and renamed, the report last, so a reader never sees half of one. Where there is not room for
-all, the oldest goes first, and what a reviewer confirmed goes last. Any process may read, and several may write.
+Each file is written atomically, the report last, so a reader never sees half of one. Beyond the quota the oldest is
+deleted first, and what a reviewer confirmed last. Any process may read, and several may write.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 FOLDER = "evidence"
 REPORT = "report.json"
 NAMES = re.compile(r"(air|ref)-(start|middle|end)\.jpg|tile-(start|end)\.png|report\.json")
-UNFINISHED = "the monitor stopped before the alert had ended, so its end is missing here"
+UNFINISHED = "the monitor stopped before the alert ended, so evidence of its end is missing"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class StoredEvidence:
 
 
 class EvidenceStore:
-    """The evidence of one data folder. Ids and names are looked at before they become part of a path."""
+    """The evidence of one data folder. Ids and names are checked before they become part of a path."""
 
     def __init__(self, data_dir: Path) -> None:
         self.data_dir = data_dir
@@ -64,20 +64,20 @@ class EvidenceStore:
         return bool(ALERT_ID.fullmatch(alert_id)) and (self._folder(alert_id) / REPORT).exists()
 
     def report(self, alert_id: str) -> dict[str, Any] | None:
-        """All that is known of an alert and the names of its pictures; None where there is no evidence of it."""
-        stored = self.stored(alert_id)
-        if stored is None:
+        """The report of an alert, with its newest event; None if there is no evidence of it."""
+        report = self.stored_report(alert_id)
+        if report is None:
             return None
         events = History(self.data_dir).alert(alert_id)
-        was_final = stored["alert"]["type"] in (ENDED, RETRACTED)
+        was_final = report["alert"]["type"] in (ENDED, RETRACTED)
         if events:
             if not was_final and events[-1].alert.type in (ENDED, RETRACTED):
-                stored |= {"complete": False, "note": UNFINISHED}
-            stored["alert"] = events[-1].alert.as_dict()
-        return stored
+                report |= {"complete": False, "note": UNFINISHED}
+            report["alert"] = events[-1].alert.as_dict()
+        return report
 
     def file(self, alert_id: str, name: str) -> bytes | None:
-        """One file's bytes; None where there is no such file, whatever the name."""
+        """One file's bytes; None if there is no such file, whatever the name."""
         if not ALERT_ID.fullmatch(alert_id) or not NAMES.fullmatch(name):
             return None
         try:
@@ -86,16 +86,16 @@ class EvidenceStore:
             return None
 
     def paths(self, alert_id: str) -> list[Path]:
-        """Where the files of an alert are."""
+        """The files of an alert."""
         if not self.has(alert_id):
             return []
         return sorted(path for path in self._folder(alert_id).iterdir() if NAMES.fullmatch(path.name))
 
     def zip(self, alert_id: str, viewer: ZoneInfo | None = None) -> bytes | None:
-        """One archive with all that is known of an alert, and the SHA-256 of each of its files in `manifest.json`.
+        """One archive with evidence, events and reviews of an alert, and the SHA-256 of each file in `manifest.json`.
 
-        None where there is no such alert. Times are in UTC, and it says so; the manifest also has start and end as the
-        viewer saw them, with the name of his zone.
+        None if there is no such alert. Times are in UTC, and the manifest says so; with `viewer` it also has start and
+        end in that time zone.
         """
         if not ALERT_ID.fullmatch(alert_id):
             return None
@@ -120,7 +120,7 @@ class EvidenceStore:
             ],
         }
         if viewer is not None:
-            manifest["viewer"] = {"time_zone": viewer.key} | (_seen_in(viewer, events[-1].alert) if events else {})
+            manifest["viewer"] = {"time_zone": viewer.key} | (_local_times(viewer, events[-1].alert) if events else {})
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
             for name, content in [("manifest.json", _json(manifest)), *sorted(files.items())]:
@@ -129,7 +129,7 @@ class EvidenceStore:
                 out.writestr(entry, content)
         return archive.getvalue()
 
-    def stored(self, alert_id: str) -> dict[str, Any] | None:
+    def stored_report(self, alert_id: str) -> dict[str, Any] | None:
         """The report as it was written."""
         content = self.file(alert_id, REPORT)
         if content is None:
@@ -140,15 +140,11 @@ class EvidenceStore:
                 return report
         except (ValueError, TypeError, KeyError):
             pass
-        logger.error("the evidence of alert %s was damaged on disk and is left out", alert_id)
+        logger.error("the evidence of alert %s is damaged on disk and is ignored", alert_id)
         return None
 
-    def usage_bytes(self) -> int:
-        """What all of it takes."""
-        return sum(one.size_bytes for one in self.kept())
-
-    def kept(self) -> Iterator[StoredEvidence]:
-        """All that there is, in no order."""
+    def entries(self) -> Iterator[StoredEvidence]:
+        """The evidence of every alert, in no order."""
         for folder in self._root.glob("[0-9a-f][0-9a-f]/*"):
             if not ALERT_ID.fullmatch(folder.name):
                 continue
@@ -162,15 +158,15 @@ class EvidenceStore:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def write(self, alert_id: str, report: Mapping[str, Any], pictures: Mapping[str, bytes], *, last: bool) -> int:
-        """Keeps the report and these pictures beside those that are there; the bytes that the alert takes then.
+        """Stores the report and these pictures beside the existing ones; returns the size of the alert's folder.
 
-        `last` has it all on disk before it returns. Raises OSError.
+        With `last`, all of it is synced to disk on return. Raises OSError.
         """
         folder = self._folder(alert_id)
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in (*pictures.items(), (REPORT, _json(report))):
             if not NAMES.fullmatch(name):
-                raise ValueError(f"{name!r} is no name of evidence")
+                raise ValueError(f"{name!r} is not the name of an evidence file")
             with atomic_file(folder / name, sync=last) as file:
                 file.write(content)
         if last:
@@ -185,42 +181,46 @@ class EvidenceStore:
 
     def _folder(self, alert_id: str) -> Path:
         if not ALERT_ID.fullmatch(alert_id):
-            raise ValueError(f"{alert_id!r} is no alert's id")
+            raise ValueError(f"{alert_id!r} is not an alert id")
         return self._root / alert_id[:2] / alert_id
 
 
-def too_much(
-    kept: Iterable[StoredEvidence], quota_bytes: int, keep: timedelta, pinned: Collection[str], now: float | None = None
+def evidence_to_evict(
+    stored: Iterable[StoredEvidence],
+    quota_bytes: int,
+    max_age: timedelta,
+    pinned: Collection[str],
+    now: float | None = None,
 ) -> dict[str, str]:
-    """The alerts whose evidence must go, each with the reason: `age` or `quota`.
+    """The alerts whose evidence must be deleted, each with the reason: `age` or `quota`.
 
-    What is older than `keep` goes, unless it is pinned; then the oldest, until all fits; what is pinned goes last.
+    First what is older than `max_age` and not pinned; then the oldest until the rest fits, pinned ones last.
     """
-    oldest = (time.time() if now is None else now) - keep.total_seconds()
-    ordered = sorted(kept, key=lambda one: (one.alert_id in pinned, one.written_at, one.alert_id))
-    total, leaving = sum(one.size_bytes for one in ordered), {}
+    oldest = (time.time() if now is None else now) - max_age.total_seconds()
+    ordered = sorted(stored, key=lambda one: (one.alert_id in pinned, one.written_at, one.alert_id))
+    total, evicted = sum(one.size_bytes for one in ordered), {}
     for one in ordered:
         is_old = one.written_at < oldest and one.alert_id not in pinned
         if is_old or total > quota_bytes:
             total -= one.size_bytes
-            leaving[one.alert_id] = "age" if is_old else "quota"
-    return leaving
+            evicted[one.alert_id] = "age" if is_old else "quota"
+    return evicted
 
 
-def zone_of(name: str) -> ZoneInfo | None:
-    """The zone of this name; None where there is none: a path, a folder, or nothing."""
+def find_time_zone(name: str) -> ZoneInfo | None:
+    """The time zone of this name; None if there is none."""
     try:
         return ZoneInfo(name)
     except (ValueError, OSError, ZoneInfoNotFoundError):
         return None
 
 
-def _seen_in(zone: ZoneInfo, alert: Alert) -> dict[str, str | None]:
-    """When it began and ended by the clocks of a zone."""
-    moments = {"started_at": alert.started_at, "ended_at": alert.ended_at}
+def _local_times(zone: ZoneInfo, alert: Alert) -> dict[str, str | None]:
+    """Start and end of an alert in a time zone."""
+    times = {"started_at": alert.started_at, "ended_at": alert.ended_at}
     return {
-        name: None if told is None else datetime.fromisoformat(told).astimezone(zone).isoformat()
-        for name, told in moments.items()
+        name: None if utc is None else datetime.fromisoformat(utc).astimezone(zone).isoformat()
+        for name, utc in times.items()
     }
 
 

@@ -1,7 +1,7 @@
-"""Similarity tiles as evidence: computed again from both sides' features by the network that matched, and drawn.
+"""Similarity tiles as evidence: recomputed from the features of both sides by the network that matched, and drawn.
 
 A tile has rows of stream seconds and columns of reference seconds around one end of a copy. It is computed with a halo
-on each side, so its mask is what the channel's own matching read there.
+on each side, so its mask equals the one that the channel's matching read there.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ TICK_S = (1, 2, 5, 10, 20, 30)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Tile:
-    """A part of the similarity matrix, what the network read in it, and the path."""
+class EvidenceTile:
+    """A part of the similarity matrix, the mask that the network read in it, and the path."""
 
     live_s: int  # stream second of row 0
     ref_s: int  # reference second of column 0
@@ -47,7 +47,7 @@ class Tile:
     mask: NDArray[np.float32]  # [live, ref]
     path: tuple[tuple[int, int], ...]  # (row, column), in order
 
-    def numbers(self, name: str) -> dict[str, Any]:
+    def as_dict(self, name: str) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         rows, columns = self.similarity.shape
         return {
@@ -62,7 +62,7 @@ class Tile:
         }
 
 
-def whole_path(points: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+def full_path(points: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Every stream second from the first of these (live_s, ref_s) cells to the last, with its reference second."""
     ordered = sorted(set(points))
     if not ordered:
@@ -73,23 +73,23 @@ def whole_path(points: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return list(zip(seconds.tolist(), columns.tolist(), strict=True))
 
 
-def tile_of(
+def cut_tile(
     lives: Sequence[LiveSecond],
     rows: ReferenceRows,
     informative: NDArray[np.bool_],
     points: Sequence[tuple[int, int]],
     start_s: int,
     net: MaskStepNet,
-) -> Tile | None:
-    """The tile whose first row is `start_s`, around the path there; None where the path or the seconds are not at hand.
+) -> EvidenceTile | None:
+    """The tile whose first row is `start_s`, around the path there; None without the path or the seconds in memory.
 
-    `lives` follow each other; `points` are cells (live_s, ref_s) of the path.
+    `lives` are consecutive; `points` are cells (live_s, ref_s) of the path.
     """
-    shown = {live.second: live for live in lives if start_s <= live.second < start_s + TILE_S}
-    along = [(s, ref) for s, ref in whole_path(points) if s in shown and 0 <= ref < len(rows)]
-    if not along or not shown:
+    rows_shown = {live.second for live in lives if start_s <= live.second < start_s + TILE_S}
+    along = [(s, ref) for s, ref in full_path(points) if s in rows_shown and 0 <= ref < len(rows)]
+    if not along:
         return None
-    first_s, n_rows = min(shown), len(shown)
+    first_s, n_rows = min(rows_shown), len(rows_shown)
     refs = [ref for _, ref in along]
     left = max(0, min(refs) - MARGIN_S)
     right = min(len(rows), max(refs) + 1 + MARGIN_S, left + MAX_COLUMNS)
@@ -99,19 +99,19 @@ def tile_of(
     mask = _mask(matrix, net)
     inner = (slice(HALO, HALO + n_rows), slice(left - west, right - west))
     path = tuple((s - first_s, ref - left) for s, ref in along if left <= ref < right)
-    return Tile(first_s, left, matrix[inner], mask[inner], path)
+    return EvidenceTile(first_s, left, matrix[inner], mask[inner], path)
 
 
 def _similarity(
     lives: dict[int, LiveSecond], seconds: range, near: NDArray[np.float32], informative: NDArray[np.bool_]
 ) -> NDArray[np.float32]:
-    """As matching has it: 0 where either side was unseen or says nothing, rounded to its grain."""
-    air = np.zeros((len(seconds), FEATURE_SIZE), np.float32)
+    """The similarity that matching uses: 0 where either side is missing or uninformative, rounded to its grain."""
+    live_rows = np.zeros((len(seconds), FEATURE_SIZE), np.float32)
     for n, second in enumerate(seconds):
         live = lives.get(second)
         if live is not None and live.counts and live.row is not None:
-            air[n] = live.row
-    cells = np.where(informative, air @ near.T, np.float32(0))
+            live_rows[n] = live.row
+    cells = np.where(informative, live_rows @ near.T, np.float32(0))
     return np.asarray(np.round(cells * GRAIN) / GRAIN, np.float32)
 
 
@@ -124,7 +124,7 @@ def _mask(matrix: NDArray[np.float32], net: MaskStepNet) -> NDArray[np.float32]:
 # --- drawing ---------------------------------------------------------------------------------------------------------
 
 
-def drawn(tile: Tile, tau: float) -> bytes:
+def draw_tile(tile: EvidenceTile, tau: float) -> bytes:
     """The tile as PNG: similarity as heat, the mask above `tau` outlined, the path as a line, seconds on both axes."""
     rows, columns = tile.similarity.shape
     cell = max(4, min(14, SIDE_PX // max(rows, columns)))
@@ -132,7 +132,7 @@ def drawn(tile: Tile, tau: float) -> bytes:
     canvas = np.array(_axes(tile, cell))
     canvas[TOP_PX:, LEFT_PX:][: rows * cell, : columns * cell] = heat.repeat(cell, axis=0).repeat(cell, axis=1)
     _outline(canvas[TOP_PX:, LEFT_PX:], tile.mask > tau, cell)
-    picture = Image.fromarray(canvas).convert("P")  # the bytes stay: they are places in the palette from now on
+    picture = Image.fromarray(canvas).convert("P")  # the bytes stay; from here on they are palette indices
     picture.putpalette(_palette())
     if len(tile.path) > 1:
         pen = ImageDraw.Draw(picture)
@@ -148,15 +148,15 @@ def _px(row: float, column: float, cell: int) -> tuple[float, float]:
 
 @cache
 def _palette() -> bytes:
-    """Colours by their places: from ink to paper, then heat from dark to light, then mask and path."""
-    text = _between((INK, PAPER), TEXT_LEVELS)
-    return bytes([*text, *_between(HEAT, HEAT_LEVELS), *MASK_COLOUR, *PATH_COLOUR])
+    """Colours by index: from ink to paper, then heat from dark to light, then mask and path."""
+    text = _gradient((INK, PAPER), TEXT_LEVELS)
+    return bytes([*text, *_gradient(HEAT, HEAT_LEVELS), *MASK_COLOUR, *PATH_COLOUR])
 
 
-def _between(stops: Sequence[tuple[int, int, int]], n: int) -> list[int]:
-    """The channels of n colours from the first stop to the last."""
-    at, given = np.linspace(0, 1, n), np.linspace(0, 1, len(stops))
-    channels = [np.interp(at, given, [colour[k] for colour in stops]) for k in range(3)]
+def _gradient(stops: Sequence[tuple[int, int, int]], n: int) -> list[int]:
+    """The red, green and blue levels of n colours from the first stop to the last."""
+    places, stop_places = np.linspace(0, 1, n), np.linspace(0, 1, len(stops))
+    channels = [np.interp(places, stop_places, [colour[k] for colour in stops]) for k in range(3)]
     return [round(level) for level in np.stack(channels, axis=1).ravel().tolist()]
 
 
@@ -166,7 +166,7 @@ def _outline(canvas: NDArray[np.uint8], inside: NDArray[np.bool_], cell: int) ->
     padded = np.pad(inside, 1)
     across = (padded[1:, 1:-1] != padded[:-1, 1:-1]).repeat(cell, axis=1)
     down = (padded[1:-1, 1:] != padded[1:-1, :-1]).repeat(cell, axis=0)
-    for to_corner in (0, 1):  # a line has the pixels of both its corners
+    for to_corner in (0, 1):  # a line includes the pixels of both its corners
         canvas[: rows * cell + 1 : cell, to_corner:][:, : columns * cell][across] = MASK
         canvas[to_corner:, : columns * cell + 1 : cell][: rows * cell][down] = MASK
 
@@ -176,8 +176,8 @@ def _font() -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     return ImageFont.load_default(11)
 
 
-def _axes(tile: Tile, cell: int) -> Image.Image:
-    """An empty drawing with its words: TEXT_LEVELS of grey, 0 is ink."""
+def _axes(tile: EvidenceTile, cell: int) -> Image.Image:
+    """An empty drawing with its labels: TEXT_LEVELS of grey, 0 is ink."""
     rows, columns = tile.similarity.shape
     size = LEFT_PX + columns * cell + RIGHT_PX, TOP_PX + rows * cell + BOTTOM_PX
     picture = Image.new("L", size, 255)
@@ -197,6 +197,6 @@ def _axes(tile: Tile, cell: int) -> Image.Image:
 
 
 def _ticks(first: int, n: int, cell: int, apart_px: int) -> range:
-    """Whole seconds at which an axis is labelled, so far apart at least."""
+    """Whole seconds at which an axis is labelled, at least `apart_px` pixels apart."""
     step = next((step for step in TICK_S if step * cell >= apart_px), TICK_S[-1])
     return range(-(-first // step) * step, first + n, step)

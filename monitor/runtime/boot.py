@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from monitor import __version__
 from monitor.alerting.reviews import load_rules
 from monitor.config.settings import Settings
-from monitor.evidence.keeper import EvidenceKeeper, keeper_of
+from monitor.evidence.keeper import EvidenceKeeper, create_keeper
 from monitor.ops.health import Health, Worker
 from monitor.ops.metrics import Metrics
 from monitor.rights.store import RightsStore
@@ -70,5 +70,5 @@ async def boot(settings: Settings, metrics: Metrics) -> MatchServices:
     library = ActiveLibrary(await asyncio.to_thread(keeper.refresh), rules)
     report_index(library.index, metrics)
     logger.info("opened the library: %d references", len(library.index.references))
-    evidence = keeper_of(settings, models.net, metrics, lambda: library.rules)
+    evidence = create_keeper(settings, models.net, metrics, lambda: library.rules)
     return MatchServices(settings, metrics, models, keeper, library, rights, Batcher(models, metrics), evidence)

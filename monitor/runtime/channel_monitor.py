@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from monitor.alerting.alerts import Alert, AlertBook, BookState, Gap
 from monitor.config.settings import Settings
 from monitor.errors import SnapshotRefused
-from monitor.evidence.keeper import EvidenceKeeper, Seen
+from monitor.evidence.keeper import AlertMaterial, EvidenceKeeper
 from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.feature_windows import LiveSecond
 from monitor.ingest.sources import Position, Sample
@@ -163,7 +163,7 @@ class ChannelMonitor:
         """Matches one sample, given its feature row and whether its picture carries information."""
         epoch, alerts = self._enter_epoch(sample)
         if self._evidence is not None:
-            self._evidence.picture(sample.epoch, sample.second, sample.frame.picture)
+            self._evidence.add_picture(sample.epoch, sample.second, sample.frame.picture)
         frame = sample.frame
         added = epoch.matcher.window.push(sample.second, row, informative, frame.held, frame.age_s)
         self._note_gap(sample, added[0].second)
@@ -263,7 +263,7 @@ class ChannelMonitor:
         alerts = [replace(alert, evidence=f"/api/v1/alerts/{alert.id}/evidence") for alert in alerts]
         for alert in alerts:
             points = views[alert.id].points if alert.id in views else []
-            self._evidence.told(Seen(alert, points, lives, *epoch.matcher.features(alert.reference)))
+            self._evidence.add_alert(AlertMaterial(alert, points, lives, *epoch.matcher.features(alert.reference)))
         return alerts
 
     def _update_book(self, epoch: _Epoch, now_s: int, views: list[SegmentView]) -> list[Alert]:

@@ -1,4 +1,4 @@
-"""Evidence by the real pipeline: what is kept of a film on air shows both sides at the same moment."""
+"""Evidence by the real pipeline: its pictures show both sides at the same moment."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ LONG_S, SHORT_S = 80, 14
 
 
 @dataclass(frozen=True)
-class House:
-    """A library with one film, a recording that shows it for long and then briefly, and what was told of it."""
+class CheckedRecording:
+    """A library with one film, and the alerts of a recording that shows it for long and then briefly."""
 
     folder: Path
     alerts: list[Alert]
@@ -66,84 +66,86 @@ class House:
         return np.asarray(Image.open(io.BytesIO(content)).convert("RGB"))
 
 
-def watched(folder: Path, recording: Path, models: Models) -> House:
+def check(folder: Path, recording: Path, models: Models) -> CheckedRecording:
     settings, metrics = Settings(data_dir=folder), Metrics(CollectorRegistry())
     with Catalog.open(folder) as catalog:
         library = ActiveLibrary(ReferenceIndex.build(catalog, models.encoder.encoder_id))
     keeper = EvidenceKeeper(settings, models.net, metrics, lambda: library.rules)
-    told: list[Alert] = []
-    compute = Batcher(models, metrics)
-    watch = ChannelMonitor(library, models, settings, metrics, keeper)
+    alerts: list[Alert] = []
+    batcher = Batcher(models, metrics)
+    monitor = ChannelMonitor(library, models, settings, metrics, keeper)
     try:
         asyncio.run(
             run_stream(
                 FileSource(recording, metrics.channels.of("ch5")),
-                watch,
-                CallbackDelivery(told.append),
-                compute,
+                monitor,
+                CallbackDelivery(alerts.append),
+                batcher,
                 metrics,
             )
         )
         keeper.flush()
     finally:
-        compute.close()
+        batcher.close()
         keeper.close()
-    return House(folder, told, metrics)
+    return CheckedRecording(folder, alerts, metrics)
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> House:
-    folder = tmp_path_factory.mktemp("house")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> CheckedRecording:
+    folder = tmp_path_factory.mktemp("checked")
     models = load_models(Settings(data_dir=folder))
     film = media.write_clip(folder / "film.mp4", media.pieces(FPS, (FILM, 0, 100)), fps=FPS)
     with Catalog.open(folder, write=True) as catalog:
         register(film, catalog, models.encoder)
-    air = media.pieces(FPS, (OTHER, 0, 10), (FILM, 6, LONG_S), (OTHER, 100, 30), (FILM, 50, SHORT_S), (OTHER, 200, 25))
-    clip = media.write_clip(folder / "air.ts", air, fps=FPS)
-    house = watched(folder, clip, models)
+    pieces = media.pieces(
+        FPS, (OTHER, 0, 10), (FILM, 6, LONG_S), (OTHER, 100, 30), (FILM, 50, SHORT_S), (OTHER, 200, 25)
+    )
+    clip = media.write_clip(folder / "broadcast.ts", pieces, fps=FPS)
+    checked = check(folder, clip, models)
     with Outbox.open(folder, ()) as outbox:
-        outbox.write([OutboxEntry("ch5", house.alerts)])
-    return house
+        outbox.write([OutboxEntry("ch5", checked.alerts)])
+    return checked
 
 
-def ended(house: House) -> list[Alert]:
-    return [alert for alert in house.alerts if alert.type == ENDED]
+def ended(checked: CheckedRecording) -> list[Alert]:
+    return [alert for alert in checked.alerts if alert.type == ENDED]
 
 
-def alike(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> float:
-    """Correlation of two pictures, whatever their sizes."""
+def correlation(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> float:
+    """Of two pictures, whatever their sizes."""
     small = [np.asarray(Image.fromarray(picture).resize((64, 36)), np.float64).ravel() for picture in (one, other)]
     return float(np.asarray(np.corrcoef(np.stack(small)))[0, 1])
 
 
-def test_every_alert_has_its_evidence_and_says_where(house: House) -> None:
-    assert len(ended(house)) == 2
-    for alert in house.alerts:
+def test_every_alert_has_its_evidence_and_says_where(checked: CheckedRecording) -> None:
+    assert len(ended(checked)) == 2
+    for alert in checked.alerts:
         assert alert.evidence == f"/api/v1/alerts/{alert.id}/evidence"
-    for alert in ended(house):
-        report = house.report(alert)
+    for alert in ended(checked):
+        report = checked.report(alert)
         assert (report["complete"], report["note"]) == (True, None)
         assert report["alert"] == alert.as_dict()
         assert [frame["at"] for frame in report["frames"]] == ["start", "middle", "end"]
 
 
-def test_the_paired_frames_show_the_same_moment(house: House) -> None:
-    for alert in ended(house):
-        start, middle, end = house.report(alert)["frames"]
+def test_the_paired_frames_show_the_same_moment(checked: CheckedRecording) -> None:
+    for alert in ended(checked):
+        start, middle, end = checked.report(alert)["frames"]
         assert start["stream_s"] == pytest.approx(alert.channel_start, abs=2)
         assert middle["stream_s"] == pytest.approx((alert.channel_start + alert.channel_end) / 2, abs=2)
         assert end["stream_s"] == pytest.approx(alert.channel_end, abs=3)
         for frame in (start, middle, end):
-            air, shown = house.picture(alert, frame["air"]), house.picture(alert, frame["reference"])
-            assert alike(air, shown) > 0.95, frame
-            assert alike(air, FILM.picture(frame["ref_s"] + 0.6)) > 0.95, frame
+            air, thumbnail = checked.picture(alert, frame["air"]), checked.picture(alert, frame["reference"])
+            assert correlation(air, thumbnail) > 0.95, frame
+            assert correlation(air, FILM.picture(frame["ref_s"] + 0.6)) > 0.95, frame
 
 
-def test_the_tiles_have_the_path_where_similarity_and_mask_are_high(house: House) -> None:
-    long, short = (house.report(alert)["tiles"] for alert in ended(house))
+def test_the_tiles_have_the_path_where_similarity_and_mask_are_high(checked: CheckedRecording) -> None:
+    long, short = (checked.report(alert)["tiles"] for alert in ended(checked))
     assert [tile["name"] for tile in long] == ["tile-start", "tile-end"]
     assert [tile["name"] for tile in short] == ["tile-start"]  # it is whole in one
-    for alert, tiles in zip(ended(house), (long, short), strict=True):
+    for alert, tiles in zip(ended(checked), (long, short), strict=True):
         for tile in tiles:
             similarity, mask = np.array(tile["similarity"]), np.array(tile["mask"])
             assert similarity.shape == mask.shape == (tile["rows"], tile["columns"])
@@ -152,13 +154,13 @@ def test_the_tiles_have_the_path_where_similarity_and_mask_are_high(house: House
             assert mask[rows, columns].mean() > 0.5 > 2 * mask.mean()
             offsets = (tile["ref_s"] + columns) - (tile["live_s"] + rows)
             assert np.abs(offsets - (alert.reference_start - alert.channel_start)).max() <= 2
-    assert long[0]["live_s"] < ended(house)[0].channel_start
-    assert long[1]["live_s"] + long[1]["rows"] > ended(house)[0].channel_end
+    assert long[0]["live_s"] < ended(checked)[0].channel_start
+    assert long[1]["live_s"] + long[1]["rows"] > ended(checked)[0].channel_end
 
 
-def test_the_drawn_tile_has_heat_mask_path_and_seconds(house: House) -> None:
+def test_the_drawn_tile_has_heat_mask_path_and_seconds(checked: CheckedRecording) -> None:
     for name in ("tile-start.png", "tile-end.png"):
-        drawn = house.picture(ended(house)[0], name).astype(int)
+        drawn = checked.picture(ended(checked)[0], name).astype(int)
         assert min(drawn.shape[:2]) > 300
         green = (drawn[..., 1] > 200) & (drawn[..., 0] < 120) & (drawn[..., 2] < 180)
         cyan = (drawn[..., 2] > 200) & (drawn[..., 1] > 180) & (drawn[..., 0] < 150)
@@ -168,43 +170,45 @@ def test_the_drawn_tile_has_heat_mask_path_and_seconds(house: House) -> None:
         assert ink.sum() > 100
 
 
-def test_what_it_takes_is_counted_and_modest(house: House) -> None:
-    value = house.metrics.registry.get_sample_value
-    assert value("copywatch_evidence_bytes") == house.store.usage_bytes()
+def test_its_size_is_exported_and_small(checked: CheckedRecording) -> None:
+    value = checked.metrics.registry.get_sample_value
+    assert value("copywatch_evidence_bytes") == sum(one.size_bytes for one in checked.store.entries())
     assert value("copywatch_evidence_quota_bytes") == 2_000_000_000
     assert value("copywatch_evidence_failures_total", {"reason": "failed"}) is None
-    for alert in ended(house):
-        assert sum(path.stat().st_size for path in house.store.paths(alert.id)) < 300_000
+    for alert in ended(checked):
+        assert sum(path.stat().st_size for path in checked.store.paths(alert.id)) < 300_000
 
 
-def said(capsys: pytest.CaptureFixture[str], house: House, *words: str, code: int = 0) -> str:
-    with pytest.raises(SystemExit) as left:
-        main(["alerts", *words, "--data-dir", str(house.folder)])
+def output_of(capsys: pytest.CaptureFixture[str], checked: CheckedRecording, *arguments: str, code: int = 0) -> str:
+    with pytest.raises(SystemExit) as exit_:
+        main(["alerts", *arguments, "--data-dir", str(checked.folder)])
     out, err = capsys.readouterr()
-    assert left.value.code == code, err
+    assert exit_.value.code == code, err
     return out if code == 0 else err
 
 
-def test_show_prints_it(house: House, capsys: pytest.CaptureFixture[str]) -> None:
-    alert = ended(house)[0]
-    words = said(capsys, house, "show", alert.id)
-    assert "complete; times in UTC" in words
-    assert "threshold 0.12" in words
-    shown = [Path(line) for line in words.splitlines() if line.startswith("/")]
-    assert sorted(path.name for path in shown) == sorted(
+def test_alerts_show_prints_the_files_and_numbers(
+    checked: CheckedRecording, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alert = ended(checked)[0]
+    output = output_of(capsys, checked, "show", alert.id)
+    assert "complete; times in UTC" in output
+    assert "threshold 0.12" in output
+    paths = [Path(line) for line in output.splitlines() if line.startswith("/")]
+    assert sorted(path.name for path in paths) == sorted(
         [f"{side}-{at}.jpg" for side in ("air", "ref") for at in ("start", "middle", "end")]
         + ["tile-start.png", "tile-end.png", "report.json"]
     )
-    assert all(path.exists() for path in shown)
-    whole = json.loads(said(capsys, house, "show", alert.id, "--json"))
-    assert whole["evidence"] == json.loads(json.dumps(house.report(alert)))
+    assert all(path.exists() for path in paths)
+    whole = json.loads(output_of(capsys, checked, "show", alert.id, "--json"))
+    assert whole["evidence"] == json.loads(json.dumps(checked.report(alert)))
 
 
-def test_export_makes_one_archive_whose_sums_are_right(
-    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_alerts_export_writes_one_archive_with_valid_hashes(
+    checked: CheckedRecording, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alert = ended(house)[0]
-    said(capsys, house, "export", alert.id, "--output", str(tmp_path / "case.zip"), "--time-zone", "Asia/Tokyo")
+    alert = ended(checked)[0]
+    output_of(capsys, checked, "export", alert.id, "--output", str(tmp_path / "case.zip"), "--time-zone", "Asia/Tokyo")
     assert [path.name for path in tmp_path.iterdir()] == ["case.zip"]
     with zipfile.ZipFile(tmp_path / "case.zip") as archive:
         assert archive.testzip() is None
@@ -214,7 +218,9 @@ def test_export_makes_one_archive_whose_sums_are_right(
             assert (len(content), hashlib.sha256(content).hexdigest()) == (file["bytes"], file["sha256"])
     assert len(manifest["files"]) == 9 + 2
     assert (manifest["time_zone"], manifest["viewer"]["time_zone"]) == ("UTC", "Asia/Tokyo")
-    assert "not known here" in said(capsys, house, "export", alert.id, "--time-zone", "Mars/Olympus", code=2)
-    assert "no alert" in said(capsys, house, "export", "f" * 24, "-o", str(tmp_path / "no.zip"), code=1)
-    assert "No such file" in said(capsys, house, "export", alert.id, "-o", str(tmp_path / "no" / "no.zip"), code=1)
+    assert "unknown time zone" in output_of(capsys, checked, "export", alert.id, "--time-zone", "Mars/Olympus", code=2)
+    assert "no alert" in output_of(capsys, checked, "export", "f" * 24, "-o", str(tmp_path / "no.zip"), code=1)
+    assert "No such file" in output_of(
+        capsys, checked, "export", alert.id, "-o", str(tmp_path / "no" / "no.zip"), code=1
+    )
     assert len(list(tmp_path.iterdir())) == 1

@@ -1,11 +1,10 @@
-"""What evidence does when things go wrong or on for long; planted features, so that hours take seconds."""
+"""Evidence when something fails or an alert lasts for hours; planted features, so that hours take seconds."""
 
 from __future__ import annotations
 
 import io
 import threading
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from monitor.alerting.alerts import ENDED, STARTED, Alert
 from monitor.config.settings import EvidenceSettings, Settings
 from monitor.evidence import keeper as keeper_module
-from monitor.evidence.keeper import EvidenceKeeper, Seen
-from monitor.evidence.pictures import ALBUM, QUALITY, RING_S, Album, Ring
+from monitor.evidence.keeper import AlertMaterial, EvidenceKeeper
+from monitor.evidence.pictures import MAX_PICTURES, QUALITY, RECENT_S
 from monitor.evidence.store import EvidenceStore
 from monitor.ingest.sources import Sample
 from monitor.ops.metrics import Metrics
@@ -30,14 +29,23 @@ from reference_db.media.frames import Frame
 from reference_db.media.jpeg import encode_jpeg
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
-from tests.support.planted_channels import BEGAN, Part, PlantedStream, film_rows, outcomes_of, plant, trained_models
+from tests.support.planted_channels import (
+    BEGAN,
+    Part,
+    PlantedStream,
+    alerts_of,
+    film_rows,
+    outcomes_of,
+    plant,
+    trained_models,
+)
 
 #   0 noise 10 swift from its second 20 on 60 noise 80
 PARTS = [Part(10, noise=1.0), Part(50, "swift", 20, noise=0.2), Part(20, noise=1.0)]
 
 
 def card(second: int) -> NDArray[np.uint8]:
-    """A picture that says which second it shows, by its grey."""
+    """A picture whose grey encodes its second."""
     return np.full((18, 32, 3), 40 + second * 2 % 200, np.uint8)
 
 
@@ -46,50 +54,51 @@ def shown_second(content: bytes | None) -> int:
     return round((float(np.asarray(Image.open(io.BytesIO(content))).mean()) - 40) / 2)
 
 
-def with_pictures(air: PlantedStream) -> PlantedStream:
+def with_pictures(stream: PlantedStream) -> PlantedStream:
     samples: list[Sample] = [
-        replace(sample, frame=Frame(sample.second, float(sample.second), card(sample.second))) for sample in air.samples
+        replace(sample, frame=Frame(sample.second, float(sample.second), card(sample.second)))
+        for sample in stream.samples
     ]
-    return PlantedStream(samples, air.rows)
+    return PlantedStream(samples, stream.rows)
 
 
-AIR = with_pictures(plant(PARTS))
+STREAM = with_pictures(plant(PARTS))
 
 
 @dataclass
-class Room:
-    """A library with one film on disk, and channels that keep evidence."""
+class EvidenceRun:
+    """A library with one film on disk, and a channel whose evidence is stored."""
 
     folder: Path
     evidence: EvidenceSettings = field(default_factory=EvidenceSettings)
     rules: Rules = field(default_factory=Rules)
     metrics: Metrics = field(default_factory=lambda: Metrics(CollectorRegistry()))
-    told: list[Alert] = field(default_factory=list)
+    alerts: list[Alert] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.store = EvidenceStore(self.folder)
-        self.keeper, self.watch = self.begin()
+        self.keeper, self.monitor = self.start()
 
-    def begin(self) -> tuple[EvidenceKeeper, ChannelMonitor]:
-        """A new life."""
+    def start(self) -> tuple[EvidenceKeeper, ChannelMonitor]:
+        """As a new process does."""
         settings = Settings(data_dir=self.folder, evidence=self.evidence)
         with Catalog.open(self.folder) as catalog:
             library = ActiveLibrary(ReferenceIndex.build(catalog, "planted"))
         keeper = EvidenceKeeper(settings, trained_models().net, self.metrics, lambda: self.rules)
         return keeper, ChannelMonitor(library, trained_models(), settings, self.metrics, keeper)
 
-    def air(self, air: PlantedStream, begin: int = 0, end: int | None = None) -> None:
-        for outcome in outcomes_of(self.watch, air.samples[begin:end], air.rows[begin:end]):
-            self.told += outcome.alerts
+    def push(self, stream: PlantedStream, begin: int = 0, end: int | None = None) -> None:
+        for outcome in outcomes_of(self.monitor, stream.samples[begin:end], stream.rows[begin:end]):
+            self.alerts += outcome.alerts
         self.keeper.flush()
 
     def finish(self) -> Alert:
-        self.told += self.watch.finish()
+        self.alerts += self.monitor.finish()
         self.keeper.flush()
-        return self.told[-1]
+        return self.alerts[-1]
 
     def report(self, alert: Alert) -> dict[str, Any]:
-        report = self.store.stored(alert.id)
+        report = self.store.stored_report(alert.id)
         assert report is not None
         return report
 
@@ -109,24 +118,24 @@ def register(folder: Path, *, thumbnails: bool = True, imported: bool = False) -
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Room:
+def run(tmp_path: Path) -> EvidenceRun:
     register(tmp_path)
-    return Room(tmp_path)
+    return EvidenceRun(tmp_path)
 
 
-def test_an_open_alert_has_evidence_that_says_it_is_open_and_the_pairs_belong_together(room: Room) -> None:
-    room.air(AIR, 0, 40)
-    started = room.told[0]
-    report = room.report(started)
+def test_evidence_of_an_open_alert_says_so_and_its_pairs_belong_together(run: EvidenceRun) -> None:
+    run.push(STREAM, 0, 40)
+    started = run.alerts[0]
+    report = run.report(started)
     assert (report["complete"], report["note"]) == (False, "the alert is still open")
-    assert room.value("failures_total", reason="failed") == 0
-    room.air(AIR, 40)
-    ended = room.finish()
-    report = room.report(ended)
+    assert run.value("failures_total", reason="failed") == 0
+    run.push(STREAM, 40)
+    ended = run.finish()
+    report = run.report(ended)
     assert (ended.type, report["complete"], report["note"]) == (ENDED, True, None)
     for frame in report["frames"]:
-        assert shown_second(room.store.file(ended.id, frame["air"])) == frame["stream_s"]
-        assert shown_second(room.store.file(ended.id, frame["reference"])) == frame["ref_s"]
+        assert shown_second(run.store.file(ended.id, frame["air"])) == frame["stream_s"]
+        assert shown_second(run.store.file(ended.id, frame["reference"])) == frame["ref_s"]
         assert frame["ref_s"] == pytest.approx(frame["stream_s"] + 10, abs=1)
     start, middle, end = (frame["stream_s"] for frame in report["frames"])
     assert (start, end) == (ended.channel_start + 1, ended.channel_end - 2)
@@ -134,42 +143,42 @@ def test_an_open_alert_has_evidence_that_says_it_is_open_and_the_pairs_belong_to
 
 
 @pytest.mark.parametrize(
-    ("thumbnails", "imported", "words"), [(False, True, "features only"), (False, False, "without thumbnails")]
+    ("thumbnails", "imported", "note"), [(False, True, "features only"), (False, False, "without thumbnails")]
 )
-def test_a_reference_without_pictures_is_said_to_have_none(
-    thumbnails: bool, imported: bool, words: str, tmp_path: Path
+def test_a_note_says_why_a_reference_has_no_pictures(
+    thumbnails: bool, imported: bool, note: str, tmp_path: Path
 ) -> None:
     register(tmp_path, thumbnails=thumbnails, imported=imported)
-    room = Room(tmp_path)
-    room.air(AIR)
-    report = room.report(room.finish())
+    run = EvidenceRun(tmp_path)
+    run.push(STREAM)
+    report = run.report(run.finish())
     assert report["complete"] is False
-    assert words in report["note"]
+    assert note in report["note"]
     assert [(frame["air"], frame["reference"]) for frame in report["frames"]] == [
         (f"air-{at}.jpg", None) for at in ("start", "middle", "end")
     ]
     assert report["tiles"]
 
 
-def test_a_channel_of_features_has_no_pictures_and_says_so(room: Room) -> None:
-    blind = Frame(0, 0.0, np.zeros((1, 1, 3), np.uint8))
-    room.air(PlantedStream([replace(sample, frame=blind) for sample in AIR.samples], AIR.rows))
-    report = room.report(room.finish())
-    assert "no picture of the channel was kept" in report["note"]
+def test_a_note_says_that_a_channel_of_features_has_no_pictures(run: EvidenceRun) -> None:
+    no_picture = Frame(0, 0.0, np.zeros((1, 1, 3), np.uint8))
+    run.push(PlantedStream([replace(sample, frame=no_picture) for sample in STREAM.samples], STREAM.rows))
+    report = run.report(run.finish())
+    assert "there is no picture of the channel" in report["note"]
     assert {frame["air"] for frame in report["frames"]} == {None}
     assert report["tiles"]
 
 
 @pytest.mark.parametrize("cut", [25, 45])
-def test_after_a_restart_it_goes_on_from_what_is_on_disk(cut: int, room: Room) -> None:
-    room.air(AIR, 0, cut)
-    kept = room.watch.snapshot({})
-    room.keeper.close()
-    room.keeper, room.watch = room.begin()
-    room.watch.restore(kept)
-    room.air(AIR, cut)
-    ended = room.finish()
-    report = room.report(ended)
+def test_after_a_restart_it_resumes_from_the_files_on_disk(cut: int, run: EvidenceRun) -> None:
+    run.push(STREAM, 0, cut)
+    snapshot = run.monitor.snapshot({})
+    run.keeper.close()
+    run.keeper, run.monitor = run.start()
+    run.monitor.restore(snapshot)
+    run.push(STREAM, cut)
+    ended = run.finish()
+    report = run.report(ended)
     start, middle, end = report["frames"]
     assert (start["stream_s"], end["stream_s"]) == (ended.channel_start + 1, ended.channel_end - 2)
     assert start["note"] is None
@@ -178,123 +187,111 @@ def test_after_a_restart_it_goes_on_from_what_is_on_disk(cut: int, room: Room) -
     assert report["tiles"][0]["live_s"] == ended.channel_start - 6
 
 
-def test_a_disk_that_fails_costs_evidence_and_never_an_alert(
-    room: Room, tmp_path_factory: pytest.TempPathFactory
+def test_a_disk_failure_costs_evidence_and_never_an_alert(
+    run: EvidenceRun, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    whole = tmp_path_factory.mktemp("whole")
-    register(whole)
-    other = Room(whole)
-    other.air(AIR)
+    healthy = tmp_path_factory.mktemp("healthy")
+    register(healthy)
+    other = EvidenceRun(healthy)
+    other.push(STREAM)
     other.finish()
-    (room.folder / "evidence").write_text("not a folder")
-    room.air(AIR, 0, 50)
-    assert room.value("failures_total", reason="disk") >= 2
-    (room.folder / "evidence").unlink()
-    room.air(AIR, 50)
-    ended = room.finish()
-    assert room.told == other.told
-    assert [frame["at"] for frame in room.report(ended)["frames"]] == ["start", "middle", "end"]
+    (run.folder / "evidence").write_text("not a folder")
+    run.push(STREAM, 0, 50)
+    assert run.value("failures_total", reason="disk") >= 2
+    (run.folder / "evidence").unlink()
+    run.push(STREAM, 50)
+    ended = run.finish()
+    assert run.alerts == other.alerts
+    assert [frame["at"] for frame in run.report(ended)["frames"]] == ["start", "middle", "end"]
 
 
-def test_a_thread_that_is_behind_lets_pictures_go_and_holds_nobody_up(room: Room) -> None:
-    busy, go_on = threading.Event(), threading.Event()
+def test_a_thread_that_is_behind_drops_pictures_and_blocks_no_channel(run: EvidenceRun) -> None:
+    busy, release = threading.Event(), threading.Event()
 
     def hang() -> None:
         busy.set()
-        go_on.wait()
+        release.wait()
 
-    room.keeper._hand_over(hang)
+    run.keeper._enqueue(hang)
     assert busy.wait(60)
-    epoch = AIR.samples[0].epoch
+    epoch = STREAM.samples[0].epoch
     for second in range(keeper_module.MAX_WAITING + 50):
-        room.keeper.picture(epoch, second, card(second))
-    assert room.value("failures_total", reason="overload") == 50
-    assert len(room.keeper._waiting) == keeper_module.MAX_WAITING
-    go_on.set()
-    room.keeper.flush()
-    assert len(room.keeper._channels["ch5"].ring.pictures) == RING_S
+        run.keeper.add_picture(epoch, second, card(second))
+    assert run.value("failures_total", reason="overload") == 50
+    assert len(run.keeper._waiting) == keeper_module.MAX_WAITING
+    release.set()
+    run.keeper.flush()
+    assert len(run.keeper._channels["ch5"].recent.pictures) == RECENT_S
 
 
-def test_an_alert_that_lasts_for_hours_keeps_as_little_as_a_short_one(room: Room) -> None:
+def test_an_alert_that_lasts_for_hours_takes_as_little_as_a_short_one(run: EvidenceRun) -> None:
     rows = film_rows("swift")
     spans = {"channel_start": 0.0, "channel_end": 10.0, "reference_start": 0.0, "reference_end": 10.0}
-    first = replace(_some_alert(room), id="f" * 24, **spans)  # type: ignore[arg-type]
-    epoch = AIR.samples[0].epoch
+    first = replace(some_alert(run), id="f" * 24, **spans)  # type: ignore[arg-type]
+    epoch = STREAM.samples[0].epoch
     hours = 3
     for second in range(hours * 3600):
-        room.keeper.picture(epoch, second, card(second))
+        run.keeper.add_picture(epoch, second, card(second))
         if second % 600 == 30:
-            told = replace(first, type=STARTED if second == 30 else "alert.updated", channel_end=float(second))
-            room.keeper.told(Seen(told, [(0, 0), (second, len(rows) - 1)]))
+            alert = replace(first, type=STARTED if second == 30 else "alert.updated", channel_end=float(second))
+            run.keeper.add_alert(AlertMaterial(alert, [(0, 0), (second, len(rows) - 1)]))
         if second % 200 == 0:
-            room.keeper.flush()
-    room.keeper.flush()
-    channel = room.keeper._channels["ch5"]
-    assert len(channel.ring.pictures) <= RING_S
-    assert len(channel.albums[first.id].pictures) <= ALBUM
-    assert len(channel.albums[first.id].first) == 1
+            run.keeper.flush()
+    run.keeper.flush()
+    channel = run.keeper._channels["ch5"]
+    assert len(channel.recent.pictures) <= RECENT_S
+    assert len(channel.open_alerts[first.id].pictures) <= MAX_PICTURES
+    assert len(channel.open_alerts[first.id].first) == 1
     ended = replace(first, type=ENDED, channel_end=float(hours * 3600))
-    room.keeper.told(Seen(ended, [(0, 0), (hours * 3600 - 1, len(rows) - 1)]))
-    room.keeper.flush()
-    start, middle, end = room.report(ended)["frames"]
+    run.keeper.add_alert(AlertMaterial(ended, [(0, 0), (hours * 3600 - 1, len(rows) - 1)]))
+    run.keeper.flush()
+    start, middle, end = run.report(ended)["frames"]
     assert start["stream_s"] <= 6
-    assert middle["stream_s"] == pytest.approx(hours * 1800, abs=hours * 3600 / ALBUM)
+    assert middle["stream_s"] == pytest.approx(hours * 1800, abs=hours * 3600 / MAX_PICTURES)
     assert middle["note"] is None or "s away" in middle["note"]
     assert end["stream_s"] == hours * 3600 - 2
-    assert room.keeper._channels["ch5"].albums == {}
+    assert run.keeper._channels["ch5"].open_alerts == {}
 
 
-def _some_alert(room: Room) -> Alert:
-    room.air(AIR)
-    return room.finish()
+def some_alert(run: EvidenceRun) -> Alert:
+    run.push(STREAM)
+    return run.finish()
 
 
-def test_what_it_takes_stays_within_its_quota_and_confirmed_evidence_stays_longest(tmp_path: Path) -> None:
+def used_bytes(run: EvidenceRun) -> int:
+    return sum(one.size_bytes for one in run.store.entries())
+
+
+def test_evidence_stays_within_its_quota_and_confirmed_evidence_stays_longest(tmp_path: Path) -> None:
     register(tmp_path)
-    room = Room(tmp_path, EvidenceSettings(quota_bytes=10**9))
-    ended = _some_alert(room)
-    each = room.store.usage_bytes()
-    room.keeper.close()
-    room.rules = Rules([], {}, {ended.id: "confirmed"})
-    room.evidence = EvidenceSettings(quota_bytes=int(2.5 * each))
-    room.keeper, room.watch = room.begin()
+    run = EvidenceRun(tmp_path, EvidenceSettings(quota_bytes=10**9))
+    ended = some_alert(run)
+    each = used_bytes(run)
+    run.keeper.close()
+    run.rules = Rules([], {}, {ended.id: "confirmed"})
+    run.evidence = EvidenceSettings(quota_bytes=int(2.5 * each))
+    run.keeper, run.monitor = run.start()
     others = [f"{n:024x}" for n in range(4)]
     for n, alert_id in enumerate(others):
-        room.keeper.picture(AIR.samples[0].epoch, n, card(n))
-        room.keeper.told(Seen(replace(ended, id=alert_id), [(10, 20), (59, 69)]))
-        room.keeper.flush()
-        assert room.store.usage_bytes() <= 2.5 * each
-    assert room.store.has(ended.id)
-    assert room.store.has(others[-1])
-    assert room.value("bytes") == room.store.usage_bytes()
-    gone = [alert_id for alert_id in others if not room.store.has(alert_id)]
-    assert room.value("evicted_total", reason="quota") == len(gone)
-    assert gone == others[: len(gone)]
+        run.keeper.add_picture(STREAM.samples[0].epoch, n, card(n))
+        run.keeper.add_alert(AlertMaterial(replace(ended, id=alert_id), [(10, 20), (59, 69)]))
+        run.keeper.flush()
+        assert used_bytes(run) <= 2.5 * each
+    assert run.store.has(ended.id)
+    assert run.store.has(others[-1])
+    assert run.value("bytes") == used_bytes(run)
+    evicted = [alert_id for alert_id in others if not run.store.has(alert_id)]
+    assert run.value("evicted_total", reason="quota") == len(evicted)
+    assert evicted == others[: len(evicted)]
 
 
-def test_switched_off_nothing_is_kept_and_alerts_name_no_evidence(tmp_path: Path) -> None:
+def test_disabled_nothing_is_stored_and_alerts_name_no_evidence(tmp_path: Path) -> None:
     register(tmp_path)
     settings = Settings(data_dir=tmp_path, evidence=EvidenceSettings(enabled=False))
-    assert keeper_module.keeper_of(settings, trained_models().net, Metrics(CollectorRegistry()), Rules) is None
+    assert keeper_module.create_keeper(settings, trained_models().net, Metrics(CollectorRegistry()), Rules) is None
     with Catalog.open(tmp_path) as catalog:
         library = ActiveLibrary(ReferenceIndex.build(catalog, "planted"))
-    watch = ChannelMonitor(library, trained_models(), settings, Metrics(CollectorRegistry()))
-    told = [alert for outcome in outcomes_of(watch, AIR.samples, AIR.rows) for alert in outcome.alerts] + watch.finish()
-    assert {alert.evidence for alert in told} == {None}
+    monitor = ChannelMonitor(library, trained_models(), settings, Metrics(CollectorRegistry()))
+    alerts = alerts_of(monitor, STREAM) + monitor.finish()
+    assert {alert.evidence for alert in alerts} == {None}
     assert not (tmp_path / "evidence").exists()
-
-
-def test_rings_and_albums_are_bounded_and_a_picture_is_compressed_once() -> None:
-    ring, album = Ring(), Album()
-    still = card(3)
-    shown = ring.push(0, still)
-    assert ring.push(1, still) is shown
-    assert shown.jpeg() is shown.jpeg()
-    assert shown.jpeg() == encode_jpeg(still, quality=QUALITY)
-    for second in range(1000):
-        album.push(second, shown)
-        ring.push(second, still)
-    assert len(ring.pictures) == RING_S
-    seconds = sorted(album.pictures)
-    assert len(seconds) <= ALBUM
-    assert {later - earlier for earlier, later in pairwise(seconds)} == {64}

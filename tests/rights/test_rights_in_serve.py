@@ -70,7 +70,9 @@ def test_commands_beside_a_running_monitor_take_effect(house: SampleLibrary, tmp
             assert serve.value("copywatch_reviews_total", decision="false") == 2
             counted = {"channel": "past", "event": "ended", "licensed": "yes"}
             assert serve.value("copywatch_alerts_total", **counted) == 2
-            assert serve.value("copywatch_evidence_bytes") == EvidenceStore(data).usage_bytes()
+            assert serve.value("copywatch_evidence_bytes") == sum(
+                one.size_bytes for one in EvidenceStore(data).entries()
+            )
     shown = json.loads(copywatch(data, "alerts", "show", on_air, "--json"))
     assert [review["by"] for review in shown["reviews"]] == ["Ann"]
     assert shown["evidence"]["frames"][0]["air"] == "air-start.jpg"

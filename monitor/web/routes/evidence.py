@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from monitor.evidence.store import zone_of
+from monitor.evidence.store import find_time_zone
 from monitor.web.context import Context
 from monitor.web.requests.problems import ERROR_RESPONSES, Problem, not_found
 from monitor.web.routes.alerts import AlertId
@@ -101,7 +101,7 @@ def export_alert(
 
 
 def _zone(name: str) -> ZoneInfo:
-    zone = zone_of(name)
+    zone = find_time_zone(name)
     if zone is None:
         raise Problem(400, "Unknown time zone; use a name like `Europe/Berlin`.")
     return zone
