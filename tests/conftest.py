@@ -6,6 +6,7 @@ programs of any Linux, so it fails where it starts one that a package of Debian 
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,9 @@ from tests.support.recorded_channel import RecordedChannel, record_channel
 MARKER_OF_FIXTURE = {"broker": "broker", "browser": "browser", "made": "slow"}  # rendering takes a quarter of a minute
 NEEDS_PROGRAMS = ("broker", "browser", "system")
 PROGRAMS = pytest.StashKey[str]()
+CHILD_WARNINGS = (
+    Path(__file__).parent / "support" / "child_warnings"
+)  # makes deprecated calls errors in child processes
 # What a small Linux has: the shell, coreutils, and git, without which there is no clone to test.
 ANY_LINUX = (
     *("bash", "cat", "chmod", "cp", "cut", "date", "dirname", "echo", "env", "false", "git", "grep", "head", "id"),
@@ -81,6 +85,8 @@ def pytest_configure(config: pytest.Config) -> None:
             (folder / name).symlink_to(found)
     (folder / "python3").symlink_to(sys.executable)
     config.stash[PROGRAMS] = str(folder)
+    python_path = [str(CHILD_WARNINGS), *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(python_path)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
