@@ -38,8 +38,9 @@ from monitor.matching.mask_step import SHIPPED_WEIGHTS, load_mask_step
 from monitor.matching.matcher import MatchParameters
 from monitor.runtime.channel_monitor import match_parameters
 from reference_db.errors import CatalogError, MediaError
-from reference_db.features.encoder import SequenceEncoder, load_encoder
+from reference_db.features.encoder import load_encoder
 from reference_db.media.frames import Mode
+from training.sequence_encoder import SequenceEncoder
 
 VIDEO_FILES = ("*.mp4", "*.mkv", "*.webm", "*.mov", "*.ts")
 MIN_VIDEO_S = 12  # a shorter video makes no pair

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from evaluation.encoder_benchmark import judge, make_trial
-from reference_db.features.encoder import PICTURE_SIDE, prepare
+from reference_db.features.encoder import PICTURE_SIDE, normalise_pixels
 from reference_db.store.disk import atomic_file
 from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit
@@ -202,7 +202,7 @@ class Training:
         for group, full in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = full * self.rate()
         parts = torch.cat([one, two]).chunk(N_PARTS)
-        pooled = list(self.threads.map(lambda part: self.encoder.pooled(prepare(part), N_FROZEN), parts))
+        pooled = list(self.threads.map(lambda part: self.encoder.pooled(normalise_pixels(part), N_FROZEN), parts))
         leaves = [part.detach().requires_grad_() for part in pooled]
         rows = F.normalize(self.norm(self.encoder.project(torch.cat(leaves))), dim=-1)
         loss, accuracy = loss_of(rows, allowed, self.config.temperature, self.config.koleo)

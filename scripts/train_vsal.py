@@ -30,10 +30,10 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from monitor.matching.mask_step import MaskStepNet, save_mask_step
-from reference_db.features.encoder import LOOK_BACK_S, SequenceEncoder
 from reference_db.store.disk import atomic_file, write_file
 from training.feature_bank import CLEAN, EDITED, BankPlan, FeatureBank, Take, build_bank
 from training.losses import mask_loss, step_loss, vsal_loss
+from training.sequence_encoder import LOOK_BACK_S, SequenceEncoder
 from training.training_pairs import AirChances, Batch, Pair, batch_of, broadcast_pair, paper_pair
 
 HELD_BACK_SHARE = 8  # one video in so many is never trained on

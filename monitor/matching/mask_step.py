@@ -1,9 +1,8 @@
-"""The Mask-Step CNN: similarity tiles in, mask map and step map out; all of the network in one file.
+"""The Mask-Step CNN: similarity tiles in, mask maps and step maps out; its weights and how they are stored.
 
-A tile is [live, ref] and padded to a fixed shape; `inside` marks the true matrix in it. Activations are zeroed
-outside it after every layer, which is what the zero padding of an unpadded matrix does, so a padded tile gives what
-the bare matrix would. The mask at a cell depends on the 9x9 cells around it, the step on the 8x8 cells that begin
-three before it. `TileReader` is what production uses; `predict` reads matrices of any shape.
+A tile is [live, ref], padded to a fixed shape; `inside` marks the matrix in it. Activations outside are set to zero
+after every layer, as the zero padding of an unpadded matrix would be, so a padded tile gives the maps of the unpadded
+matrix. The mask at a cell depends on the 9x9 cells around it, the step on the 8x8 cells that begin three before it.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ from reference_db.store.disk import write_file
 
 SHIPPED_WEIGHTS = Path(__file__).parent / "weights" / "mask_step.safetensors"
 
-NARROW_COLUMNS = 64  # of a tile that shows a short reference
-INNER_BATCH = 8  # every call of `predict` has this many tiles: one shape, so company changes no bit
+NARROW_COLUMNS = 64  # inner columns of a tile with a short reference
 
 
 class MaskStepNet(nn.Module):
@@ -56,40 +54,10 @@ class MaskStepNet(nn.Module):
         return self.mask(x), self.step(x)
 
 
-def predict(
-    net: MaskStepNet, tiles: NDArray[np.float32], inside: NDArray[np.bool_]
-) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """The mask maps T [B, M, N] and step maps D [B, M-1, N-1] of tiles [B, M, N].
-
-    T is 0 outside the true matrix; D is 0 right-down, 1 right or 2 down, and means nothing where a cell of its 2x2
-    lies outside. A tile's maps do not depend on the tiles beside it, to the bit.
-    """
-    if tiles.ndim != 3 or tiles.shape != inside.shape:
-        raise ValueError(f"tiles and inside must both be [B, M, N], got {tiles.shape} and {inside.shape}")
-    n_tiles, height, width = tiles.shape
-    mask = np.empty((n_tiles, height, width), np.float32)
-    step = np.empty((n_tiles, height - 1, width - 1), np.uint8)
-    with torch.inference_mode():
-        for first in range(0, n_tiles, INNER_BATCH):
-            n = min(INNER_BATCH, n_tiles - first)
-            s = torch.zeros((INNER_BATCH, 1, height, width))
-            within = torch.zeros((INNER_BATCH, 1, height, width))
-            s[:n, 0] = torch.from_numpy(np.ascontiguousarray(tiles[first : first + n]))
-            within[:n, 0] = torch.from_numpy(inside[first : first + n].astype(np.float32))
-            mask_logits, step_logits = net(s, within)
-            odds = mask_logits[:, 1] - mask_logits[:, 0]
-            for k in range(n):
-                # Softmax of two classes. Tile by tile, since the last few numbers of an array are computed by other
-                # instructions than the rest, with other last bits: which they are must not depend on the company.
-                mask[first + k] = (torch.sigmoid(odds[k].clone()) * within[k, 0]).numpy()
-            step[first : first + n] = step_logits.argmax(dim=1)[:n].to(torch.uint8).numpy()
-    return mask, step
-
-
 class _NewestRows(nn.Module):
-    """The network on tiles, for the newest HALO + 1 rows without the halo: a third less work than the whole tile.
+    """The network for the newest HALO + 1 rows of a tile, without the halo: a third less work than the full tile.
 
-    There are rows above and columns beside what is asked for, so only the bottom is padded.
+    The tile has rows above and columns beside these, so only the bottom is padded.
     """
 
     def __init__(self, net: MaskStepNet) -> None:
@@ -103,50 +71,51 @@ class _NewestRows(nn.Module):
             x = torch.relu(x) * inside[:, :, n:, n:-n]
         mask = F.conv2d(F.pad(x, (0, 0, 0, 1)), self.net.mask.weight, self.net.mask.bias)
         step = F.conv2d(x[:, :, 1:, 1:], self.net.step.weight, self.net.step.bias)
-        here = inside[:, 0, HALO:, HALO:-HALO]
-        return torch.sigmoid(mask[:, 1] - mask[:, 0]) * here, step.argmax(dim=1).to(torch.uint8)
+        inner = inside[:, 0, HALO:, HALO:-HALO]
+        return torch.sigmoid(mask[:, 1] - mask[:, 0]) * inner, step.argmax(dim=1).to(torch.uint8)
 
 
 class TileReader:
-    """The network compiled for tiles, on the fastest engine. What it reads in a tile depends on that tile alone.
+    """The network, compiled for tiles. The maps of a tile depend on that tile alone.
 
-    A tile that shows a short reference, an advert say, is empty but for its left; there only that is read.
+    The tile of a short reference, such as an advert, is empty except for its left part; only that part is read.
     """
 
     def __init__(self, net: MaskStepNet, *, threads: int = 1) -> None:
         def engine(columns: int) -> Engine:
-            blank = torch.zeros(1, 1, TILE_ROWS, columns + 2 * HALO)  # one a call: more are no cheaper a tile
-            return compile_network(_NewestRows(net), (blank, blank), threads=threads)
+            example = torch.zeros(1, 1, TILE_ROWS, columns + 2 * HALO)  # one tile: in a batch, a tile is no cheaper
+            return compile_network(_NewestRows(net), (example, example), threads=threads)
 
         self._engines = {columns: engine(columns) for columns in (NARROW_COLUMNS, INNER_COLUMNS)}
 
     def read(self, tiles: Sequence[SimilarityTile]) -> list[TileMaps]:
         """Mask and step map of each tile; both are 0 in columns beyond the matrix that were not read."""
-        widths = [_columns_of(tile) for tile in tiles]
-        read = {}
+        widths = [_n_columns(tile) for tile in tiles]
+        results = {}
         for columns, engine in self._engines.items():
-            calls = [_cells(tile, columns) for tile, width in zip(tiles, widths, strict=True) if width == columns]
-            read[columns] = iter(engine(calls))
-        return [TileMaps(*(_widened(maps[0]) for maps in next(read[columns]))) for columns in widths]
+            chosen = [tile for tile, width in zip(tiles, widths, strict=True) if width == columns]
+            inputs = [_engine_input(tile, columns) for tile in chosen]
+            results[columns] = iter(engine(inputs))
+        return [TileMaps(*(_pad_columns(maps[0]) for maps in next(results[columns]))) for columns in widths]
 
 
-def _columns_of(tile: SimilarityTile) -> int:
-    """How many inner columns of the tile must be read."""
+def _n_columns(tile: SimilarityTile) -> int:
+    """The number of inner columns of the tile that must be read."""
     return INNER_COLUMNS if tile.inside[:, NARROW_COLUMNS + 2 * HALO :].any() else NARROW_COLUMNS
 
 
-def _cells(tile: SimilarityTile, columns: int) -> Arrays:
-    wide = columns + 2 * HALO
-    return tile.cells[None, None, :, :wide], tile.inside[None, None, :, :wide].astype(np.float32)
+def _engine_input(tile: SimilarityTile, columns: int) -> Arrays:
+    width = columns + 2 * HALO
+    return tile.cells[None, None, :, :width], tile.inside[None, None, :, :width].astype(np.float32)
 
 
-def _widened(rows: NDArray[Any]) -> NDArray[Any]:
-    """Maps of some columns with zeros for the rest."""
+def _pad_columns(rows: NDArray[Any]) -> NDArray[Any]:
+    """The map with zeros for the columns that were not read."""
     if rows.shape[1] == INNER_COLUMNS:
         return rows
-    wide = np.zeros((len(rows), INNER_COLUMNS), rows.dtype)
-    wide[:, : rows.shape[1]] = rows
-    return wide
+    padded = np.zeros((len(rows), INNER_COLUMNS), rows.dtype)
+    padded[:, : rows.shape[1]] = rows
+    return padded
 
 
 def save_mask_step(net: MaskStepNet, path: Path, *, trained_on: str, configuration: Mapping[str, object]) -> None:
@@ -171,19 +140,19 @@ def load_mask_step(path: Path | None = None) -> MaskStepNet:
         raise ConfigError(f"{path} cannot be read as Mask-Step weights: {error}") from error
     expected = metadata.pop("sha256", None)
     if expected != _digest(tensors, metadata):
-        raise ConfigError(f"{path} is damaged: its weights do not have the SHA-256 it carries ({expected})")
+        raise ConfigError(f"{path} is damaged: its weights do not have the SHA-256 in its metadata ({expected})")
     net = MaskStepNet()
     try:
         net.load_state_dict(tensors)
     except RuntimeError as error:
-        raise ConfigError(f"{path} holds another network than the Mask-Step CNN") from error
+        raise ConfigError(f"{path} contains another network than the Mask-Step CNN") from error
     net.trained_on = metadata["trained_on"]
     net.configuration = json.loads(metadata["configuration"])
     return net.eval()
 
 
 def _digest(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
-    """SHA-256 over names, shapes and bytes of the weights and over what is said about them."""
+    """SHA-256 over names, shapes and bytes of the weights and over the metadata."""
     sha = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
     for name in sorted(tensors):
         weights = tensors[name].numpy()

@@ -1,9 +1,9 @@
 """Pictures in, feature rows out: 512 numbers of unit length that survive what copiers do to a picture.
 
-The frame encoder is EfficientNet-Lite0 with its batch norms folded away, GeM pooling and one linear layer. The whole
-picture is squeezed to a square, so nothing at its borders is lost. Pictures go through it one by one, so a row depends
-on its picture alone, never on its company, and live and reference features agree bit by bit on one engine
-(`engines.py`) and within 1e-3 between them. The sequence encoder reads such rows, each with the ones just before it.
+The frame encoder is EfficientNet-Lite0 with its batch norms folded, GeM pooling and one linear layer. The full picture
+is resized to a square, so nothing at its edges is lost. Pictures are encoded one by one, so a row depends on its
+picture alone, never on others of its batch; live and reference rows are bit-identical on one engine (`engines.py`) and
+agree within 1e-3 between engines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shlex
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,25 +27,22 @@ from torch import Tensor, nn
 
 from reference_db.errors import CatalogError
 from reference_db.features.borders import RULES as BORDERS
-from reference_db.features.borders import without_borders
+from reference_db.features.borders import crop_borders
 from reference_db.features.engines import Arrays, Engine, compile_network, has_openvino, last_line, onnx_engine
 from reference_db.media.frames import PICTURE_SHORT_SIDE
 from reference_db.store.references import FEATURE_SIZE
 
-PICTURE_SIDE = 160  # as in training; 192 costs three tenths more and finds no more copies
+PICTURE_SIDE = 160  # as in training; 192 costs 30 % more time and finds no more copies
 POOLED_SIZE = 1280
-SAMPLER = "one picture per second, the first at or after the half, 1"  # as frames.OneFps picks; belongs to the id
-BLANK = torch.zeros(1, PICTURE_SIDE, PICTURE_SIDE, 3, dtype=torch.uint8)  # a picture's shape
-WEIGHTS = Path(__file__).parent / "weights" / "frame_encoder.safetensors"
-
-LOOK_BACK_S = 15  # seconds before its own that a sequence feature may depend on
-N_HEADS, HIDDEN = 8, 1024
+SAMPLER = "one picture per second, the first at or after the half, 1"  # by frames.OneFps; part of the id
+EXAMPLE_SQUARE = torch.zeros(1, PICTURE_SIDE, PICTURE_SIDE, 3, dtype=torch.uint8)
+SHIPPED_WEIGHTS = Path(__file__).parent / "weights" / "frame_encoder.safetensors"
 
 # What an ONNX encoder expects: RGB from 0 to 1, less ImageNet's mean, over its spread.
 NETWORK_INPUT = (1, 3, PICTURE_SIDE, PICTURE_SIDE)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EXPORT = f"torch.onnx.export(model.eval(), (torch.zeros{NETWORK_INPUT},), 'encoder.onnx', external_data=False)"
-EXTERNAL_WEIGHTS = b"\n\x08location\x12"  # in ONNX files whose weights lie in another, which the id would not cover
+EXTERNAL_WEIGHTS = b"\n\x08location\x12"  # in ONNX files with weights in another file, which the id would not cover
 
 STAGES = (  # expansion, channels, blocks, stride, kernel
     (1, 16, 1, 1, 3),
@@ -72,7 +69,7 @@ class SameConv(nn.Conv2d):
 
 
 class Block(nn.Module):
-    """Widen, filter each channel, narrow; added to its input where the shapes allow."""
+    """Widens, filters each channel, narrows; the input is added where the shapes allow."""
 
     def __init__(self, n_in: int, n_out: int, expansion: int, kernel: int, stride: int) -> None:
         super().__init__()
@@ -89,7 +86,7 @@ class Block(nn.Module):
 
 
 class FrameEncoder(nn.Module):
-    """Pictures [n, 3, side, side] as `prepare` makes them -> unit rows [n, 512]."""
+    """Pictures [n, 3, side, side] from `normalise_pixels` -> unit rows [n, 512]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,77 +117,37 @@ class FrameEncoder(nn.Module):
         return F.normalize(self.project(self.pooled(x)), dim=-1)
 
 
-class OnSquares(nn.Module):
-    """The frame encoder on pictures as they are: uint8 [n, side, side, 3] -> unit rows [n, 512]."""
+class SquareInput(nn.Module):
+    """The frame encoder for raw pixels: uint8 [n, side, side, 3] -> unit rows [n, 512]."""
 
     def __init__(self, network: FrameEncoder) -> None:
         super().__init__()
         self.network = network
 
     def forward(self, squares: Tensor) -> tuple[Tensor]:
-        return (self.network(prepare(squares)),)
+        return (self.network(normalise_pixels(squares)),)
 
 
-def prepare(squares: Tensor) -> Tensor:
-    """Pictures uint8 [n, side, side, 3] -> what the network reads: float [n, 3, side, side], about -1 to 1."""
+def normalise_pixels(squares: Tensor) -> Tensor:
+    """The input of the network, float [n, 3, side, side] from about -1 to 1, of pictures uint8 [n, side, side, 3]."""
     return (squares.permute(0, 3, 1, 2).float() - 127.0) / 128.0  # permuted NHWC is channels_last already
 
 
-class SequenceEncoder(nn.Module):
-    """Unit rows [..., n, 512], one per second -> unit rows that also know the 15 seconds before their own.
-
-    One transformer layer without positions. A row attends to itself and its LOOK_BACK_S predecessors only, so where
-    reading began does not matter once they are known. A zero row is a hole: nothing attends to it, and it stays zero.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attend = nn.Linear(FEATURE_SIZE, 3 * FEATURE_SIZE)  # query, key, value
-        self.gather = nn.Linear(FEATURE_SIZE, FEATURE_SIZE)
-        self.widen = nn.Linear(FEATURE_SIZE, HIDDEN)
-        self.narrow = nn.Linear(HIDDEN, FEATURE_SIZE)
-        self.norm_attended = nn.LayerNorm(FEATURE_SIZE)
-        self.norm_out = nn.LayerNorm(FEATURE_SIZE)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        shown = rows.detach().abs().amax(-1) > 0
-        x = F.normalize(rows, dim=-1)
-        x = self.norm_attended(x + self.gather(self._attended(x, shown)))
-        x = self.norm_out(x + self.narrow(F.relu(self.widen(x))))
-        return F.normalize(x, dim=-1) * shown[..., None]
-
-    def encode(self, rows: Tensor, context: Tensor) -> Tensor:
-        """Sequence rows of the newest frame rows [n, 512], given the up to 15 rows before them: as if all were read."""
-        return cast(Tensor, self(torch.cat([context[-LOOK_BACK_S:], rows])))[-len(rows) :]
-
-    def _attended(self, x: Tensor, shown: Tensor) -> Tensor:
-        query, key, value = self.attend(x).chunk(3, -1)
-        split = (*x.shape[:-1], N_HEADS, FEATURE_SIZE // N_HEADS)
-        # Windows [..., n, heads, size, 16]: the row itself comes last.
-        keys = F.pad(key.view(split), (0, 0, 0, 0, LOOK_BACK_S, 0)).unfold(-3, LOOK_BACK_S + 1, 1)
-        values = F.pad(value.view(split), (0, 0, 0, 0, LOOK_BACK_S, 0)).unfold(-3, LOOK_BACK_S + 1, 1)
-        seen = F.pad(shown, (LOOK_BACK_S, 0)).unfold(-1, LOOK_BACK_S + 1, 1)[..., None, :]
-        logits = torch.einsum("...d,...dk->...k", query.view(split), keys) / split[-1] ** 0.5
-        # A hole's own window may be all unseen; a huge negative number keeps the softmax finite there.
-        weights = logits.masked_fill(~seen, -1e9).softmax(-1)
-        return torch.einsum("...k,...dk->...d", weights, values).flatten(-2)
-
-
 class Encoder:
-    """Turns pictures into feature rows and carries the id under which rows may be compared."""
+    """Encodes pictures as feature rows; rows may be compared only if their `encoder_id` is the same."""
 
     def __init__(self, engine: Engine, encoder_id: str) -> None:
         self.encoder_id = encoder_id
         self._engine = engine  # each uint8 [1, side, side, 3] -> [1, 512]
 
     def encode(self, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
-        """Unit rows [n, 512] of RGB pictures [h, w, 3] of any size, each as if it came alone."""
-        rows = self._engine([(squeeze(without_borders(picture))[None],) for picture in pictures])
+        """Unit rows [n, 512] of RGB pictures [h, w, 3] of any size; a row depends on its picture alone."""
+        rows = self._engine([(to_square(crop_borders(picture))[None],) for picture in pictures])
         return np.concatenate([np.empty((0, FEATURE_SIZE), np.float32), *(row for (row,) in rows)])
 
 
-def squeeze(picture: NDArray[np.uint8], side: int = PICTURE_SIDE) -> NDArray[np.uint8]:
-    """The whole picture as a square [side, side, 3]."""
+def to_square(picture: NDArray[np.uint8], side: int = PICTURE_SIDE) -> NDArray[np.uint8]:
+    """The full picture, resized to [side, side, 3]."""
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise ValueError(f"picture must be uint8 [h, w, 3], got {picture.dtype} {picture.shape}")
     return np.array(Image.fromarray(picture).resize((side, side), Image.Resampling.BILINEAR), np.uint8)
@@ -203,7 +160,7 @@ def load_encoder(path: Path | None = None, *, threads: int = 1) -> Encoder:
     CatalogError when the file is missing, damaged, of another format or does not return 512 numbers.
     """
     torch.set_num_threads(threads)
-    source = WEIGHTS if path is None else path
+    source = SHIPPED_WEIGHTS if path is None else path
     try:
         content = source.read_bytes()
     except OSError as error:
@@ -215,14 +172,18 @@ def load_encoder(path: Path | None = None, *, threads: int = 1) -> Encoder:
 
 def _load_own(source: Path, content: bytes, must_check: bool, threads: int) -> Encoder:
     digest = hashlib.sha256(content).hexdigest()
-    if (must_check or source.with_suffix(".sha256").exists()) and digest != written_sha256(source):
-        raise CatalogError(f"{source.name} is damaged: its SHA-256 is {digest[:12]}..., not the one written beside it")
+    if (must_check or source.with_suffix(".sha256").exists()) and digest != recorded_sha256(source):
+        raise CatalogError(
+            f"{source.name} is damaged: its SHA-256 is {digest[:12]}..., not the one in the .sha256 file"
+        )
     network = FrameEncoder()
     try:
         network.load_state_dict({name: tensor.float() for name, tensor in load_safetensors(content).items()})
     except (SafetensorError, RuntimeError) as error:
-        raise CatalogError(f"{source} holds no frame encoder: {str(error).splitlines()[0]}") from error
-    return Encoder(compile_network(OnSquares(network), (BLANK,), threads=threads), f"lite0-{_id_hash(digest)}")
+        raise CatalogError(f"{source} does not contain a frame encoder: {str(error).splitlines()[0]}") from error
+    return Encoder(
+        compile_network(SquareInput(network), (EXAMPLE_SQUARE,), threads=threads), f"lite0-{_id_hash(digest)}"
+    )
 
 
 def _load_onnx(source: Path, content: bytes, threads: int) -> Encoder:
@@ -240,7 +201,7 @@ def _load_onnx(source: Path, content: bytes, threads: int) -> Encoder:
             pixels = [square.transpose(0, 3, 1, 2).astype(np.float32) / 255 for (square,) in squares]
             return [(_unit(rows),) for (rows,) in engine([((x - mean) / std,) for x in pixels])]
 
-        ((row,),) = run([(BLANK.numpy(),)])
+        ((row,),) = run([(EXAMPLE_SQUARE.numpy(),)])
     except (RuntimeError, TypeError, ValueError) as error:
         raise CatalogError(f"{source} is not an ONNX encoder ({last_line(error)}); {EXPORT} writes one") from error
     if row.shape != (1, FEATURE_SIZE):
@@ -268,13 +229,13 @@ def _unit(rows: NDArray[Any]) -> NDArray[np.float32]:
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12), np.float32)
 
 
-def written_sha256(source: Path) -> str:
-    """The SHA-256 written beside the weights, in the format of sha256sum."""
+def recorded_sha256(source: Path) -> str:
+    """The SHA-256 in the .sha256 file beside the weights, in the format of sha256sum."""
     beside = source.with_suffix(".sha256")
     try:
         return beside.read_text().split()[0]
     except (OSError, IndexError) as error:
-        raise CatalogError(f"{beside.name} is missing or empty beside {source.name}; install it again") from error
+        raise CatalogError(f"{beside.name} is missing or empty beside {source.name}; reinstall it") from error
 
 
 def _id_hash(weights_sha256: str) -> str:
@@ -284,14 +245,14 @@ def _id_hash(weights_sha256: str) -> str:
     return hashlib.sha256(rules.encode()).hexdigest()[:12]
 
 
-# A picture carries information where it changes both ways at once; bars and fades do not, whatever their contrast.
-DETAIL_SIDE = 64  # cells of a side on which detail is counted; small enough to even out noise
-DETAIL_LEVELS = 3  # grey levels by which neighbours differ
-DETAIL_SHARE = 0.02  # of cells with detail, at least; in films it is 0.3, on empty slates and black with a logo below
+# A picture carries information where it changes in both directions at once; bars and fades do not, at any contrast.
+DETAIL_SIDE = 64  # the picture is resized to 64 x 64 cells, which averages out noise
+DETAIL_LEVELS = 3  # levels by which neighbouring cells differ
+DETAIL_SHARE = 0.02  # of cells with detail, at least; films have 0.3, empty slates and black with a logo less than this
 
 
 def is_informative(picture: NDArray[np.uint8]) -> bool:
-    """Whether the picture shows enough to be recognised: not black, flat, a plain fade or colour bars."""
+    """Whether the picture has enough detail to be recognised: it is not black, flat, a plain fade or colour bars."""
     small = Image.fromarray(picture).resize((DETAIL_SIDE, DETAIL_SIDE), Image.Resampling.BOX)
     cells = np.asarray(small, np.int16)
     across = np.abs(cells[:-1, 1:] - cells[:-1, :-1]) > DETAIL_LEVELS

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from reference_db.features.borders import without_borders
-from reference_db.features.encoder import Block, FrameEncoder, prepare, squeeze
+from reference_db.features.borders import crop_borders
+from reference_db.features.encoder import Block, FrameEncoder, normalise_pixels, to_square
 from reference_db.store.disk import write_file
 from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit
@@ -54,7 +54,7 @@ def imagenet_encoder() -> FrameEncoder:
 def pooled_rows(encoder: FrameEncoder, squares: NDArray[np.uint8] | Tensor) -> Tensor:
     """GeM-pooled activations [n, 1280] of square pictures."""
     tensor = torch.as_tensor(squares)
-    return torch.cat([encoder.pooled(prepare(part)) for part in torch.split(tensor, 32)]).clone()
+    return torch.cat([encoder.pooled(normalise_pixels(part)) for part in torch.split(tensor, 32)]).clone()
 
 
 def whiten(rows: Tensor, shrinkage: float, size: int = FEATURE_SIZE) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ class Head:
 
 def as_read(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Squares [n, side, side, 3] as the finished encoder makes them of its pictures."""
-    return np.stack([squeeze(without_borders(picture)) for picture in pictures])
+    return np.stack([to_square(crop_borders(picture)) for picture in pictures])
 
 
 def fit_pictures(films: Films, n: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

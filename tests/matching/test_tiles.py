@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from monitor.ingest.feature_windows import LiveSecond
-from monitor.matching.mask_step import MaskStepNet, TileReader, predict
+from monitor.matching.mask_step import MaskStepNet, TileReader
 from monitor.matching.tiles import GRAIN, HALO, INNER_COLUMNS, NO_STEP, Band, MapRow
 from reference_db.store.catalog import ReferenceId
+from tests.support.mask_step_oracle import predict
 
 torch.set_num_threads(1)
 

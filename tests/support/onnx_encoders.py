@@ -20,7 +20,7 @@ from reference_db.features.encoder import (
     IMAGENET_STD,
     NETWORK_INPUT,
     PICTURE_SIDE,
-    WEIGHTS,
+    SHIPPED_WEIGHTS,
     FrameEncoder,
 )
 from reference_db.store.references import FEATURE_SIZE
@@ -99,7 +99,7 @@ def write_slow(path: Path, n_rounds: int) -> Path:
 
 def _shipped(path: Path) -> onnx.GraphProto:
     network = FrameEncoder().eval()
-    network.load_state_dict({name: tensor.float() for name, tensor in load_file(WEIGHTS).items()})
+    network.load_state_dict({name: tensor.float() for name, tensor in load_file(SHIPPED_WEIGHTS).items()})
     example = (torch.zeros(NETWORK_INPUT),)
     torch.onnx.export(network, example, path, input_names=["shifted"], output_names=["after"], external_data=False)
     return onnx.load(path).graph

@@ -22,10 +22,11 @@ from monitor.ops.metrics import Metrics
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.runtime.channel_monitor import ChannelMonitor, match_parameters
 from monitor.runtime.models import Models
-from reference_db.features.encoder import Encoder, SequenceEncoder
+from reference_db.features.encoder import Encoder
 from reference_db.media.frames import Frame
 from tests.support.planted_channels import outcomes_of
 from tests.support.planted_features import blurred, channel, cut, film, plain_net
+from training.sequence_encoder import SequenceEncoder
 
 torch.set_num_threads(1)
 FILM, OTHER = film("film", 80, 1), film("other", 60, 2)

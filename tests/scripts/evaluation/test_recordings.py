@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from evaluation.recordings import Recording, RecordingShelf, sequenced
 from reference_db.errors import MediaError
-from reference_db.features.encoder import SequenceEncoder
 from tests.support import media
 from tests.support.planted_features import film
+from training.sequence_encoder import SequenceEncoder
 
 torch.set_num_threads(1)
 
