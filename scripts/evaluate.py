@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Prints the accuracy tables: the paper's ablation, our own additions, and what they are worth.
+"""Prints the accuracy tables: the paper's ablation, our own additions, and the effect of each.
 
-    evaluate.py pairs VIDEOS            edited clips of the videos against the whole videos
+    evaluate.py pairs VIDEOS            edited clips of the videos against the full videos
     evaluate.py broadcast FOLDER        ch*.ts, references/ and truth.jsonl, through the live matcher
     evaluate.py sensitivity FOLDER      the same with other values of tau, sigma and gamma
     evaluate.py annotations vcdb|fivr LABELS VIDEOS
-                                        real label files, for those who have the videos, named by their id
+                                        published label files, with the videos named by their id
 
-Every video is encoded once and its features kept in --cache. A row's `best` figures are at the score threshold that
-suits the row best, `own` at the product's. A baseline's own setting is tuned in its favour. Air without copies (an
-empty truth.jsonl) gives false alarms per hour.
+Every video is encoded once and its features are stored in --cache. The `best` figures of a row are at the score
+threshold with the highest F1, `own` at the product's. A baseline's own setting is tuned for it. A broadcast without
+copies (an empty truth.jsonl) gives false alarms per hour.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from evaluation.ablations import OURS, ROWS, Background, Networks, Row, Trials
+from evaluation.ablations import OURS, ROWS, AblationRunner, Background, Networks, Row
 from evaluation.annotations import AnnotationError, LabelledPair, find_videos, read_fivr, read_vcdb
-from evaluation.full_matrix import compare, part_of, read_maps, walk
+from evaluation.full_matrix import compare, crop, read_maps, walk
 from evaluation.plots import draw_alignment
-from evaluation.recordings import Recording, RecordingShelf
+from evaluation.recordings import Recording, RecordingCache
 from evaluation.scoring import LEVELS, Copy, FoundCopy, Score, TrueCopy, overlap, read_truth, score
 from evaluation.synthetic_pairs import make_pairs
 from monitor.config.settings import Settings
@@ -43,19 +43,19 @@ from reference_db.media.frames import Mode
 from training.sequence_encoder import SequenceEncoder
 
 VIDEO_FILES = ("*.mp4", "*.mkv", "*.webm", "*.mov", "*.ts")
-MIN_VIDEO_S = 12  # a shorter video makes no pair
+MIN_VIDEO_S = 12  # shorter videos are skipped
 TAUS, SIGMAS, GAMMAS = (0.1, 0.2, 0.3, 0.4), (0.1, 0.2, 0.3), (10.0, 100.0, 500.0, 1000.0)
-PLOT_MARGIN_S = 12  # shown around a true copy
+PLOT_MARGIN_S = 12  # around a true copy
 
 Run = Callable[[Row, float], list[FoundCopy]]
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One row as it came out, or why it could not be tried."""
+    """The result of one row, or why it could not be run."""
 
     row: Row
-    knob: float
+    setting: float
     threshold: float
     found: tuple[FoundCopy, ...]
     score: Score | None
@@ -64,13 +64,13 @@ class Result:
     def as_dict(self) -> dict[str, object]:
         if self.score is None:
             return {"row": self.row.name, "missing": self.missing}
-        tuned = {"setting": self.knob} if len(self.row.knobs) > 1 else {}
+        tuned = {"setting": self.setting} if len(self.row.settings) > 1 else {}
         return {"row": self.row.name} | tuned | self.score.as_dict()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Broadcast:
-    """A folder with `ch*.ts`, `references/` and `truth.jsonl`, encoded."""
+    """The recordings and the truth of a folder with `ch*.ts`, `references/` and `truth.jsonl`."""
 
     channels: tuple[Recording, ...]
     references: tuple[Recording, ...]
@@ -82,7 +82,7 @@ class Broadcast:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Reads the command line and prints one table, or one JSON object."""
+    """Parses the command line and prints one table, or one JSON object."""
     args = parser().parse_args(argv)
     try:
         report = args.command(args)
@@ -97,25 +97,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    common.add_argument("--cache", type=Path, default=default_cache(), help="where features are kept (%(default)s)")
+    common.add_argument("--cache", type=Path, default=default_cache(), help="folder of stored features (%(default)s)")
     common.add_argument("--encoder", type=Path, help="another frame encoder than the shipped one")
     common.add_argument("--mask-step", type=Path, help="other Mask-Step weights than the shipped ones")
     common.add_argument("--sequence", type=Path, metavar="DIR", help="sequence_encoder and mask_step trained together")
-    common.add_argument("--bank", type=Path, metavar="VIDEOS", help="background for score normalisation")
-    common.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows, by a part of their names")
+    common.add_argument("--background", type=Path, metavar="VIDEOS", help="unrelated videos for score normalisation")
+    common.add_argument("--rows", nargs="+", metavar="NAME", help="only rows whose names contain one of these")
     common.add_argument(
         "--mode", choices=("exact", "economy", "auto"), default="exact", help="how channels are sampled"
     )
-    common.add_argument("--threshold", type=float, help="our own score threshold (default: the settings')")
+    common.add_argument("--threshold", type=float, help="score threshold of alerts (default: that of the settings)")
     for name in ("tau", "sigma", "gamma"):
-        common.add_argument(f"--{name}", type=float, help="default: the settings'")
+        common.add_argument(f"--{name}", type=float, help="default: that of the settings")
     arg = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = arg.add_subparsers(required=True)
 
-    pairs = commands.add_parser("pairs", parents=[common], help="pairs made of a folder of videos")
+    pairs = commands.add_parser("pairs", parents=[common], help="synthetic pairs of a folder of videos")
     pairs.add_argument("videos", type=Path)
-    pairs.add_argument("--per-video", type=int, default=4, help="copies made of each video")
-    pairs.add_argument("--strength", type=float, default=0.8, help="of the spatial edits, 0 to 1")
+    pairs.add_argument("--per-video", type=int, default=4, help="copies of each video")
+    pairs.add_argument("--strength", type=float, default=0.8, help="strength of the spatial edits, 0 to 1")
     pairs.add_argument("--seed", type=int, default=1)
     pairs.set_defaults(command=evaluate_pairs)
 
@@ -131,9 +131,9 @@ def parser() -> argparse.ArgumentParser:
 
     annotations = commands.add_parser("annotations", parents=[common], help="VCDB or FIVR-200k-PVCD labels")
     annotations.add_argument("kind", choices=("vcdb", "fivr"))
-    annotations.add_argument("labels", type=Path, help="the label file, or the folder it is in")
+    annotations.add_argument("labels", type=Path, help="the label file, or its folder")
     annotations.add_argument("videos", type=Path, help="folder of videos named by their id")
-    annotations.add_argument("--all-pairs", action="store_true", help="also pairs without a label, as strangers")
+    annotations.add_argument("--all-pairs", action="store_true", help="also pairs without a label, as unrelated ones")
     annotations.set_defaults(command=evaluate_annotations)
     return arg
 
@@ -142,115 +142,117 @@ def parser() -> argparse.ArgumentParser:
 
 
 def evaluate_pairs(args: argparse.Namespace) -> dict[str, object]:
-    shelf, trials, rows = prepare(args)
+    cache, runner, rows = prepare(args)
     paths = videos_in(args.videos)
-    recordings = [shelf.get(path) for path in paths]
+    recordings = [cache.get(path) for path in paths]
     usable = [(p, r) for p, r in zip(paths, recordings, strict=True) if len(r.rows) >= MIN_VIDEO_S]
     pairs = make_pairs(
         [path for path, _ in usable],
         [recording for _, recording in usable],
-        shelf.encoder,
+        cache.encoder,
         per_video=args.per_video,
         strength=args.strength,
         seed=args.seed,
-        progress=lambda done, total: tell(f"pairs of {done}/{total} videos"),
+        progress=lambda done, total: report_progress(f"pairs of {done}/{total} videos"),
     )
     truth = [true for pair in pairs for true in pair.truth]
     hours = sum(pair.live.hours for pair in pairs)
 
-    def run(row: Row, knob: float) -> list[FoundCopy]:
-        return [copy for pair in pairs for copy in trials.on_pair(row, knob, pair.live, pair.ref)]
+    def run(row: Row, setting: float) -> list[FoundCopy]:
+        return [copy for pair in pairs for copy in runner.on_pair(row, setting, pair.live, pair.ref)]
 
-    about = f"{len(pairs)} pairs of {len(usable)} videos, {len(truth)} copies, {len(pairs) - len(truth)} of strangers"
-    results = try_rows(trials, rows, run, truth, hours, begin(args, about, truth))
+    about = f"{len(pairs)} pairs of {len(usable)} videos, {len(truth)} copies, {len(pairs) - len(truth)} unrelated"
+    results = run_rows(runner, rows, run, truth, hours, print_head(args, about, truth))
     return report(args, "pairs", about, results, truth)
 
 
 def evaluate_broadcast(args: argparse.Namespace) -> dict[str, object]:
-    shelf, trials, rows = prepare(args)
-    broadcast = read_broadcast(args.folder, shelf, args.mode)
+    cache, runner, rows = prepare(args)
+    broadcast = read_broadcast(args.folder, cache, args.mode)
     about = (
         f"{len(broadcast.channels)} channels, {broadcast.hours:.2f} h, {len(broadcast.references)} references, "
         f"{len(broadcast.truth)} copies"
     )
-    show = begin(args, about, broadcast.truth)
-    results = try_rows(trials, rows, on_air(trials, broadcast), broadcast.truth, broadcast.hours, show)
+    show = print_head(args, about, broadcast.truth)
+    results = run_rows(runner, rows, on_channels(runner, broadcast), broadcast.truth, broadcast.hours, show)
     ours = our_own(results)
     if args.plots and ours:
-        draw_plots(args.plots, args.max_plots, trials, broadcast, ours.found)
+        draw_plots(args.plots, args.max_plots, runner, broadcast, ours.found)
     return report(args, "broadcast", about, results, broadcast.truth)
 
 
 def evaluate_sensitivity(args: argparse.Namespace) -> dict[str, object]:
-    shelf, trials, _ = prepare(args)
-    broadcast = read_broadcast(args.folder, shelf, args.mode)
+    cache, runner, _ = prepare(args)
+    broadcast = read_broadcast(args.folder, cache, args.mode)
     table: list[dict[str, object]] = []
     for letter, values in (("tau", TAUS), ("sigma", SIGMAS), ("gamma", GAMMAS)):
         for value in values:
-            tell(f"{letter} = {value:g}")
-            changed = Trials(trials.networks, with_letter(trials.matching, letter, value), trials.threshold)
-            found = on_air(changed, broadcast)(OURS, 0.0)
-            told = score(found, broadcast.truth, trials.threshold, broadcast.hours)
-            table.append({letter: value} | told.as_dict())
+            report_progress(f"{letter} = {value:g}")
+            changed = AblationRunner(runner.networks, with_letter(runner.matching, letter, value), runner.threshold)
+            found = on_channels(changed, broadcast)(OURS, 0.0)
+            scored = score(found, broadcast.truth, runner.threshold, broadcast.hours)
+            table.append({letter: value} | scored.as_dict())
             if not args.json:
-                print_sensitivity(letter, value, told, first=len(table) == 1)
+                print_sensitivity(letter, value, scored, first=len(table) == 1)
     return {"command": "sensitivity", "rows": table}
 
 
 def evaluate_annotations(args: argparse.Namespace) -> dict[str, object]:
-    shelf, trials, rows = prepare(args)
+    cache, runner, rows = prepare(args)
     labels = (read_vcdb if args.kind == "vcdb" else read_fivr)(args.labels)
     files = find_videos(args.videos, labels.videos)
     missing = [video for video in labels.videos if video not in files]
     recordings: dict[str, Recording] = {}
     for video, path in files.items():
         try:
-            recordings[video] = shelf.get(path)
+            recordings[video] = cache.get(path)
         except MediaError as error:
-            tell(f"{path.name}: {error}")
+            report_progress(f"{path.name}: {error}")
             missing.append(video)
-    there = labels.among(recordings)
-    pairs = [*there.pairs, *(strangers(there.pairs, sorted(recordings)) if args.all_pairs else ())]
+    available = labels.among(recordings)
+    pairs = list(available.pairs)
+    if args.all_pairs:
+        pairs += unlabelled_pairs(available.pairs, sorted(recordings))
     truth = [true for pair in pairs for true in pair.truth()]
 
-    def run(row: Row, knob: float) -> list[FoundCopy]:
+    def run(row: Row, setting: float) -> list[FoundCopy]:
         found = []
         for pair in pairs:
             live, ref = recordings[pair.query], recordings[pair.reference]
-            found += [replace(copy, channel=pair.name) for copy in trials.on_pair(row, knob, live, ref)]
+            found += [replace(copy, channel=pair.name) for copy in runner.on_pair(row, setting, live, ref)]
         return found
 
     about = (
-        f"{len(pairs)} pairs, {len(truth)} labelled stretches of {labels.n_labels} ({labels.n_without_length} more "
+        f"{len(pairs)} pairs, {len(truth)} labelled sections of {labels.n_labels} ({labels.n_without_length} more "
         f"have no length); {len(missing)} of {len(labels.videos)} videos are missing"
     )
     about += f": {', '.join(missing[:20])}{' ...' if len(missing) > 20 else ''}" if missing else ""
-    results = try_rows(trials, rows, run, truth, None, begin(args, about, truth))
+    results = run_rows(runner, rows, run, truth, None, print_head(args, about, truth))
     return report(args, f"annotations {args.kind}", about, results, truth) | {"missing_videos": missing}
 
 
-# --- what the commands share ------------------------------------------------------------------------------------------
+# --- shared by the commands -------------------------------------------------------------------------------------------
 
 
-def prepare(args: argparse.Namespace) -> tuple[RecordingShelf, Trials, list[Row]]:
-    """The shelf of features, the trials, and the rows asked for."""
+def prepare(args: argparse.Namespace) -> tuple[RecordingCache, AblationRunner, list[Row]]:
+    """The cache of features, the runner and the chosen rows."""
     torch.set_num_threads(1)
     settings = Settings()
-    shelf = RecordingShelf(load_encoder(args.encoder), args.cache, tell)
+    cache = RecordingCache(load_encoder(args.encoder), args.cache, report_progress)
     matching = match_parameters(settings)
     for letter in ("tau", "sigma", "gamma"):
         if getattr(args, letter) is not None:
             matching = with_letter(matching, letter, getattr(args, letter))
     threshold = settings.alerting.threshold if args.threshold is None else args.threshold
     background = None
-    if args.bank:
-        background = Background([shelf.get(path) for path in videos_in(args.bank)])
+    if args.background:
+        background = Background([cache.get(path) for path in videos_in(args.background)])
     networks = load_networks(args)
-    if networks.net.trained_on != shelf.encoder.encoder_id:
-        tell(f"the Mask-Step weights are for features of {networks.net.trained_on}, not {shelf.encoder.encoder_id}")
+    if networks.net.trained_on != cache.encoder.encoder_id:
+        report_progress(f"Mask-Step weights are for {networks.net.trained_on}, features of {cache.encoder.encoder_id}")
     wanted = args.rows or [""]
     rows = [row for row in ROWS if any(part in row.name for part in wanted)]
-    return shelf, Trials(networks, matching, threshold, background), rows
+    return cache, AblationRunner(networks, matching, threshold, background), rows
 
 
 def load_networks(args: argparse.Namespace) -> Networks:
@@ -271,28 +273,28 @@ def with_letter(matching: MatchParameters, letter: str, value: float) -> MatchPa
     return replace(matching, tau=value) if letter == "tau" else replace(matching, sigma=value)
 
 
-def try_rows(
-    trials: Trials,
+def run_rows(
+    runner: AblationRunner,
     rows: Sequence[Row],
     run: Run,
     truth: Sequence[TrueCopy],
     hours: float | None,
     show: Callable[[Result], None],
 ) -> list[Result]:
-    """Every row at its best setting: the highest F1 at any threshold, shared time being enough; shown as it comes."""
+    """Every row at its best setting, by F1 at any threshold and level 0; each is printed when it is done."""
     results = []
     for row in rows:
-        if missing := trials.missing(row):
-            results.append(Result(row, 0.0, trials.threshold, (), None, missing))
+        if missing := runner.missing(row):
+            results.append(Result(row, 0.0, runner.threshold, (), None, missing))
             show(results[-1])
             continue
-        tried = []
-        for knob in row.knobs:
-            tell(f"{row.name}{f' at {knob:g}' if len(row.knobs) > 1 else ''}")
-            found = run(row, knob)
-            told = score(found, truth, trials.threshold, hours)
-            tried.append(Result(row, knob, trials.threshold, tuple(found), told))
-        results.append(max(tried, key=_merit))
+        candidates = []
+        for setting in row.settings:
+            report_progress(f"{row.name}{f' at {setting:g}' if len(row.settings) > 1 else ''}")
+            found = run(row, setting)
+            scored = score(found, truth, runner.threshold, hours)
+            candidates.append(Result(row, setting, runner.threshold, tuple(found), scored))
+        results.append(max(candidates, key=_merit))
         show(results[-1])
     return results
 
@@ -303,26 +305,28 @@ def _merit(result: Result) -> tuple[float, int]:
 
 
 def our_own(results: Sequence[Result]) -> Result | None:
-    """The row that is the product, or what comes nearest to it of those tried."""
+    """The row of the product, or the nearest to it among the results."""
     return next((result for result in reversed(results) if result.score and result.row.correction == "none"), None)
 
 
-def on_air(trials: Trials, broadcast: Broadcast) -> Run:
-    def run(row: Row, knob: float) -> list[FoundCopy]:
+def on_channels(runner: AblationRunner, broadcast: Broadcast) -> Run:
+    def run(row: Row, setting: float) -> list[FoundCopy]:
         return [
-            copy for channel in broadcast.channels for copy in trials.on_air(row, knob, channel, broadcast.references)
+            copy
+            for channel in broadcast.channels
+            for copy in runner.on_channel(row, setting, channel, broadcast.references)
         ]
 
     return run
 
 
-def read_broadcast(folder: Path, shelf: RecordingShelf, mode: Mode = "exact") -> Broadcast:
+def read_broadcast(folder: Path, cache: RecordingCache, mode: Mode = "exact") -> Broadcast:
     channels = sorted(folder.glob("ch*.ts"))
     if not channels:
         raise FileNotFoundError(f"no channels ch*.ts in {folder}")
     return Broadcast(
-        tuple(shelf.get(path, mode) for path in channels),
-        tuple(shelf.get(path) for path in videos_in(folder / "references")),
+        tuple(cache.get(path, mode) for path in channels),
+        tuple(cache.get(path) for path in videos_in(folder / "references")),
         tuple(read_truth(folder / "truth.jsonl")),
     )
 
@@ -334,51 +338,53 @@ def videos_in(folder: Path) -> list[Path]:
     return found
 
 
-def strangers(pairs: Sequence[LabelledPair], videos: Sequence[str]) -> list[LabelledPair]:
-    """Every two of the videos that no label pairs."""
+def unlabelled_pairs(pairs: Sequence[LabelledPair], videos: Sequence[str]) -> list[LabelledPair]:
+    """All pairs of the videos without a label."""
     labelled = {frozenset((pair.query, pair.reference)) for pair in pairs}
     every = ((a, b) for n, a in enumerate(videos) for b in videos[n + 1 :])
     return [LabelledPair(a, b, ()) for a, b in every if frozenset((a, b)) not in labelled]
 
 
-def draw_plots(folder: Path, at_most: int, trials: Trials, broadcast: Broadcast, found: Sequence[FoundCopy]) -> None:
-    """One PNG for each true copy, the missed ones first."""
+def draw_plots(
+    folder: Path, at_most: int, runner: AblationRunner, broadcast: Broadcast, found: Sequence[FoundCopy]
+) -> None:
+    """Writes one PNG for each true copy, the missed ones first."""
     folder.mkdir(parents=True, exist_ok=True)
-    alerts = [copy for copy in found if copy.score >= trials.threshold]
+    alerts = [copy for copy in found if copy.score >= runner.threshold]
     channels = {channel.name: channel for channel in broadcast.channels}
     references = {reference.name: reference for reference in broadcast.references}
-    told = {true: any(overlap(copy, true) > 0 for copy in alerts) for true in broadcast.truth}
-    for number, true in enumerate(sorted(broadcast.truth, key=lambda t: told[t])[:at_most]):
+    is_found = {true: any(overlap(copy, true) > 0 for copy in alerts) for true in broadcast.truth}
+    for number, true in enumerate(sorted(broadcast.truth, key=lambda t: is_found[t])[:at_most]):
         channel, reference = channels[true.channel], references[true.reference]
         first, last = int(true.channel_start) - PLOT_MARGIN_S, int(true.channel_end) + PLOT_MARGIN_S
         rows = slice(max(0, first), min(len(channel.rows), last))
-        shown = Recording(channel.name, channel.rows[rows], channel.informative[rows])
-        whole = compare(shown, reference)
+        section = Recording(channel.name, channel.rows[rows], channel.informative[rows])
+        full = compare(section, reference)
         columns = slice(max(0, int(true.reference_start) - PLOT_MARGIN_S), int(true.reference_end) + PLOT_MARGIN_S)
-        part, maps = part_of(whole, read_maps(trials.networks.net, whole.similarity), slice(None), columns)
+        part, maps = crop(full, read_maps(runner.networks.net, full.similarity), slice(None), columns)
         box = (
             true.channel_start - rows.start,
             true.reference_start - columns.start,
             true.channel_end - rows.start,
             true.reference_end - columns.start,
         )
-        fate = "found" if told[true] else "missed"
-        title = f"{fate}: {true.channel} {true.channel_start:.0f} s, {true.reference} {' '.join(true.edits)}"
-        sheet = draw_alignment(part, maps, walk(part, maps, trials.matching), box, title)
-        sheet.save(folder / f"{number:03d}-{fate}-{true.channel}-{int(true.channel_start)}-{true.reference}.png")
-    tell(f"plots in {folder}")
+        outcome = "found" if is_found[true] else "missed"
+        title = f"{outcome}: {true.channel} {true.channel_start:.0f} s, {true.reference} {' '.join(true.edits)}"
+        sheet = draw_alignment(part, maps, walk(part, maps, runner.matching), box, title)
+        sheet.save(folder / f"{number:03d}-{outcome}-{true.channel}-{int(true.channel_start)}-{true.reference}.png")
+    report_progress(f"plots in {folder}")
 
 
 # --- printing ---------------------------------------------------------------------------------------------------------
 
 
-def begin(args: argparse.Namespace, about: str, truth: Sequence[TrueCopy]) -> Callable[[Result], None]:
-    """Prints the head of a table; what comes back prints its lines. With JSON asked for, neither prints."""
+def print_head(args: argparse.Namespace, about: str, truth: Sequence[TrueCopy]) -> Callable[[Result], None]:
+    """Prints the head of a table and returns the function that prints its lines; with --json, neither prints."""
     if args.json:
         return lambda result: None
     print(about)
     if not truth:
-        print(f"\n{'row':22}{'false alarms':>14}{'an hour':>10}{'strongest':>11}", flush=True)
+        print(f"\n{'row':22}{'false alarms':>14}{'per hour':>10}{'strongest':>11}", flush=True)
         return print_false_alarms
     print(f"\n{'':22}" + "".join(f"{f'IoU > {level:g}':^32}" for level in LEVELS))
     print(f"{'row':22}" + f"{'SP':>8}{'SR':>8}{'F1':>8}{'own F1':>8}" * len(LEVELS), flush=True)
@@ -388,7 +394,7 @@ def begin(args: argparse.Namespace, about: str, truth: Sequence[TrueCopy]) -> Ca
 def report(
     args: argparse.Namespace, command: str, about: str, results: Sequence[Result], truth: Sequence[TrueCopy]
 ) -> dict[str, object]:
-    """The results as one object; what the table does not say of our own row is printed below it."""
+    """The results as one object; prints the details of our own row below the table."""
     ours = our_own(results)
     if ours and not args.json:
         print_details(ours, truth)
@@ -403,7 +409,7 @@ def print_rates(result: Result) -> None:
     for level in LEVELS:
         best, own = result.score.best[level].rates, result.score.own[level]
         cells += [best.sp, best.sr, best.f1, own.f1]
-    tuned = f"  at {result.knob:g}" if len(result.row.knobs) > 1 else ""
+    tuned = f"  at {result.setting:g}" if len(result.row.settings) > 1 else ""
     print(f"{result.row.name:22}" + "".join(f"{cell:8.4f}" for cell in cells) + tuned, flush=True)
 
 
@@ -412,24 +418,24 @@ def print_false_alarms(result: Result) -> None:
         print(f"{result.row.name:22}  {result.missing}")
         return
     strongest = max((copy.score for copy in result.found), default=0.0)
-    an_hour = result.score.false_alarms_per_hour or 0.0
-    print(f"{result.row.name:22}{result.score.false_alarms:14d}{an_hour:10.2f}{strongest:11.4f}", flush=True)
+    per_hour = result.score.false_alarms_per_hour or 0.0
+    print(f"{result.row.name:22}{result.score.false_alarms:14d}{per_hour:10.2f}{strongest:11.4f}", flush=True)
 
 
 def print_details(result: Result, truth: Sequence[TrueCopy]) -> None:
-    """What the table does not say of a row, at our own threshold."""
+    """Prints the figures of a row that are not in the table, at our own threshold."""
     assert result.score is not None
-    told = result.score
-    alarms = f"{told.false_alarms} false alarms"
-    if told.false_alarms_per_hour is not None:
-        alarms += f" ({told.false_alarms_per_hour:.2f} an hour)"
-    print(f"\n{result.row.name}: {told.n_found} alerts for {told.n_true} copies, {alarms}")
-    if told.alerts_per_copy is not None:
-        print(f"alerts per found copy: {told.alerts_per_copy:.3f}")
-    if told.seconds_to_alert is not None:
-        print(f"seconds to alert: median {told.seconds_to_alert.median:.1f}, p95 {told.seconds_to_alert.p95:.1f}")
-    if told.recall_by_edit:
-        print("recall by edit: " + ", ".join(f"{edit} {hit}/{n}" for edit, (hit, n) in told.recall_by_edit.items()))
+    scored = result.score
+    alarms = f"{scored.false_alarms} false alarms"
+    if scored.false_alarms_per_hour is not None:
+        alarms += f" ({scored.false_alarms_per_hour:.2f} per hour)"
+    print(f"\n{result.row.name}: {scored.n_found} alerts for {scored.n_true} copies, {alarms}")
+    if scored.alerts_per_copy is not None:
+        print(f"alerts per found copy: {scored.alerts_per_copy:.3f}")
+    if scored.seconds_to_alert is not None:
+        print(f"seconds to alert: median {scored.seconds_to_alert.median:.1f}, p95 {scored.seconds_to_alert.p95:.1f}")
+    if scored.recall_by_edit:
+        print("recall by edit: " + ", ".join(f"{edit} {hit}/{n}" for edit, (hit, n) in scored.recall_by_edit.items()))
     for true in truth:
         hits = [copy for copy in result.found if overlap(copy, true) > 0]
         if not any(copy.score >= result.threshold for copy in hits):
@@ -447,14 +453,14 @@ def line_of(copy: Copy) -> str:
     )
 
 
-def print_sensitivity(letter: str, value: float, told: Score, *, first: bool) -> None:
+def print_sensitivity(letter: str, value: float, scored: Score, *, first: bool) -> None:
     if first:
         print(f"{'':16}{'F1':>9}{'F1 > .5':>9}{'own F1':>9}{'own > .5':>9}{'false alarms':>14}")
-    figures = (told.best[0.0].rates.f1, told.best[0.5].rates.f1, told.own[0.0].f1, told.own[0.5].f1)
-    print(f"{f'{letter} = {value:g}':16}" + "".join(f"{f1:9.4f}" for f1 in figures) + f"{told.false_alarms:14d}")
+    figures = (scored.best[0.0].rates.f1, scored.best[0.5].rates.f1, scored.own[0.0].f1, scored.own[0.5].f1)
+    print(f"{f'{letter} = {value:g}':16}" + "".join(f"{f1:9.4f}" for f1 in figures) + f"{scored.false_alarms:14d}")
 
 
-def tell(line: str) -> None:
+def report_progress(line: str) -> None:
     print(line, file=sys.stderr)
 
 

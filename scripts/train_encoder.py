@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Trains the frame encoder on a folder of videos: train_encoder.py VIDEOS OUT.safetensors
 
-Two differently edited views of one moment shall give one feature row, all other moments other rows: symmetric InfoNCE
-over both views and a KoLeo term that spreads rows over the sphere. The start is ImageNet's EfficientNet-Lite0. A run
-can be killed at any time: called again it goes on from its last checkpoint and ends with the same weights. The
-learning rate is constant, then falls over the last --decay share of the steps, so --steps may be changed on the way.
+Two differently edited views of one moment shall give the same feature row, and other moments other rows: symmetric
+InfoNCE over both views and a KoLeo term that spreads rows over the sphere. Training starts from ImageNet's weights of
+EfficientNet-Lite0. A killed run resumes from its last checkpoint and ends with the same weights. The learning rate is
+constant and falls over the last --decay share of the steps, so --steps may be changed between runs.
 """
 
 from __future__ import annotations
@@ -28,27 +28,35 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from evaluation.encoder_benchmark import judge, make_trial
+from evaluation.encoder_benchmark import make_benchmark, score_head
 from reference_db.features.encoder import PICTURE_SIDE, normalise_pixels
 from reference_db.store.disk import atomic_file
 from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit
-from training.encoder_heads import export, fit_heads, fit_pictures, imagenet_encoder, mixed, pooled_rows, whiten
-from training.training_videos import ALIKE, CACHE_FPS, FLAT, Films, is_held_back, load_films, squares
+from training.encoder_heads import (
+    export,
+    fit_heads,
+    imagenet_encoder,
+    interpolate_trunk,
+    pooled_rows,
+    select_fit_pictures,
+    whiten,
+)
+from training.training_videos import ALIKE, CACHE_FPS, FLAT, Films, is_held_back, load_films, resize_pictures
 
 log = logging.getLogger("train_encoder")
 
-NEAR_S = 2.0  # moments of one film nearer than this are no negatives of each other
-ALIKE_SAME_FILM = 0.96  # correlation above which two moments of one film are no negatives, as ALIKE for any two
+NEAR_S = 2.0  # moments of one video nearer than this are no negatives of each other
+ALIKE_SAME_FILM = 0.96  # correlation above which two moments of one video are no negatives, as ALIKE for any two
 SAME_SHOT = 0.7  # correlation below which a neighbour picture belongs to another shot
-N_FROZEN = 3  # the stem and blocks 0-2 stay ImageNet's: they cost a quarter of the time and hardly change
-BOLD = (0.4, 1.0)  # strength of an edit; at full strength throughout, the network learns to give up on detail
-N_PARTS = 4  # a batch goes through the trunk in parts, so that threads meet twice a step and not at every layer
+N_FROZEN = 3  # the stem and blocks 0-2 stay ImageNet's: training them costs a quarter of the time and changes little
+STRENGTHS = (0.4, 1.0)  # of edits; at full strength only, the network learns to ignore detail
+N_PARTS = 4  # a batch passes the trunk in parts, so that threads wait for each other twice a step, not at every layer
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All that decides the weights, besides the videos; kept in every checkpoint."""
+    """All settings that decide the weights, besides the videos; stored in every checkpoint."""
 
     steps: int
     seed: int
@@ -75,14 +83,14 @@ class Config:
 class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
     """Batch number -> two views [n, side, side, 3] each, and which pairs are allowed as negatives [n, n].
 
-    A batch depends on the seed and its number only, so any worker may make it, and a resumed run sees the same ones.
+    A batch depends on the seed and its number only, so any worker may make it, and a resumed run gets the same ones.
     """
 
     def __init__(self, films: Films, config: Config, side: int) -> None:
         self.films, self.config, self.side = films, config, side
         self.film_of = films.film_of
         useful = films.spread >= FLAT
-        self.choices = [  # pictures worth learning from, by film
+        self.choices = [  # pictures to train on, by video
             np.flatnonzero(useful[a:b]) + a
             for name, a, b in zip(films.names, films.starts[:-1], films.starts[1:], strict=True)
             if not is_held_back(name, config.held_back)
@@ -96,12 +104,12 @@ class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
         chosen = self._choose(rng)
         views = [np.empty((len(chosen), self.side, self.side, 3), np.uint8) for _ in range(2)]
         for i, picture in enumerate(chosen):
-            views[0][i] = self._view(rng, picture, 0.3 if rng.random() < 0.5 else rng.uniform(*BOLD))
-            views[1][i] = self._view(rng, self._neighbour(rng, picture), rng.uniform(*BOLD))
+            views[0][i] = self._view(rng, picture, 0.3 if rng.random() < 0.5 else rng.uniform(*STRENGTHS))
+            views[1][i] = self._view(rng, self._neighbour(rng, picture), rng.uniform(*STRENGTHS))
         return torch.from_numpy(views[0]), torch.from_numpy(views[1]), torch.from_numpy(self._negatives(chosen))
 
     def _choose(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Some films with many moments each, half of them close together, and single moments of any films."""
+        """Several videos with many moments each, half of them close together, and single moments of any videos."""
         c = self.config
         chosen: list[int] = []
         n_films = min(c.films, len(self.choices))
@@ -134,8 +142,8 @@ class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
         same = self.film_of[chosen][:, None] == self.film_of[chosen]
         seconds = self.films.seconds[chosen]
         near = np.abs(seconds[:, None] - seconds) <= NEAR_S
-        alone: NDArray[np.bool_] = ~((same & (near | (alike > ALIKE_SAME_FILM))) | (alike > ALIKE))
-        return alone
+        negatives: NDArray[np.bool_] = ~((same & (near | (alike > ALIKE_SAME_FILM))) | (alike > ALIKE))
+        return negatives
 
 
 # --- the loss ---------------------------------------------------------------------------------------------------------
@@ -158,8 +166,8 @@ def loss_of(rows: Tensor, allowed: Tensor, temperature: float, koleo: float) -> 
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-class Training:
-    """Everything that changes from step to step, and how it is kept."""
+class EncoderTraining:
+    """The networks, the optimiser and the step of one training, and its checkpoints."""
 
     def __init__(self, films: Films, config: Config, n_threads: int = 1) -> None:
         self.config = config
@@ -167,7 +175,7 @@ class Training:
         torch.manual_seed(config.seed)
         self.encoder = imagenet_encoder()
         self._start_projection(films)
-        self.norm = nn.BatchNorm1d(FEATURE_SIZE, affine=False, momentum=0.02)  # without it rows collapse into a cone
+        self.norm = nn.BatchNorm1d(FEATURE_SIZE, affine=False, momentum=0.02)  # without it all rows become similar
         for part in (self.encoder.stem, *self.encoder.blocks[:N_FROZEN]):
             part.requires_grad_(False)
         self.average = copy.deepcopy(self.encoder).requires_grad_(False)
@@ -183,10 +191,10 @@ class Training:
         self.step = 0
 
     def _start_projection(self, films: Films) -> None:
-        """PCA whitening of clean pictures: a far better start than chance."""
+        """PCA whitening of clean pictures: a far better start than random weights."""
         rng = np.random.default_rng(self.config.seed)
         chosen = np.sort(rng.choice(len(films.pictures), min(1500, len(films.pictures)), replace=False))
-        rows = pooled_rows(self.encoder, squares(films.pictures[chosen], self.config.side))
+        rows = pooled_rows(self.encoder, resize_pictures(films.pictures[chosen], self.config.side))
         if len(rows) > FEATURE_SIZE:
             weight, bias = whiten(rows, 0.02)
             self.encoder.project.weight.data, self.encoder.project.bias.data = weight.clone(), bias.clone()
@@ -198,7 +206,7 @@ class Training:
         return min(1.0, (self.step + 1) / c.warm_up, 0.02 + 0.98 * left)
 
     def learn(self, one: Tensor, two: Tensor, allowed: Tensor) -> tuple[float, float]:
-        """(loss, accuracy) of one batch, after learning from it."""
+        """Makes one step; returns the loss and accuracy of the batch."""
         for group, full in zip(self.optimizer.param_groups, self.full_rates, strict=True):
             group["lr"] = full * self.rate()
         parts = torch.cat([one, two]).chunk(N_PARTS)
@@ -215,13 +223,13 @@ class Training:
         nn.utils.clip_grad_norm_(self.encoder.parameters(), self.config.clip)
         self.optimizer.step()
         self.step += 1
-        keep = min(self.config.ema, self.step / (self.step + 10))
+        retained = min(self.config.ema, self.step / (self.step + 10))
         with torch.no_grad():
-            torch._foreach_lerp_(list(self.average.parameters()), list(self.encoder.parameters()), 1 - keep)
+            torch._foreach_lerp_(list(self.average.parameters()), list(self.encoder.parameters()), 1 - retained)
         return float(loss.detach()), float(accuracy)
 
     def save(self, path: Path) -> None:
-        """Writes a checkpoint in place of the old one."""
+        """Replaces the checkpoint."""
         state = {
             "config": asdict(self.config),
             "step": self.step,
@@ -235,14 +243,12 @@ class Training:
             torch.save(state, file)
 
     def resume(self, path: Path) -> None:
-        """Goes on where the checkpoint stopped; only --steps and --decay may differ from its run."""
+        """Restores the checkpoint; only --steps and --decay may differ from its run."""
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         ours, theirs = asdict(self.config), dict(state["config"])
         changed = {k for k in ours if ours[k] != theirs.get(k)} - {"steps", "decay"}
         if changed:
-            raise SystemExit(
-                f"{path} was made with other settings: {', '.join(sorted(changed))}; choose another --work"
-            )
+            raise SystemExit(f"{path} has other settings: {', '.join(sorted(changed))}; choose another --work")
         self.encoder.load_state_dict(state["encoder"])
         self.average.load_state_dict(state["average"])
         self.norm.load_state_dict(state["norm"])
@@ -251,43 +257,43 @@ class Training:
         self.step = int(state["step"])
 
 
-def held_back_accuracy(training: Training, films: Films, most: int = 240) -> float:
-    """Share of boldly edited pictures of held-back films whose nearest clean picture is right, to 1.5 s."""
+def held_back_accuracy(training: EncoderTraining, films: Films, most: int = 240) -> float:
+    """Share of strongly edited pictures of held-back videos whose nearest clean picture is correct to 1.5 s."""
     film_of = films.film_of
-    kept = np.array([is_held_back(name, training.config.held_back) for name in films.names])
-    pool = np.flatnonzero(kept[film_of] & (films.spread >= FLAT))[::CACHE_FPS]
+    held_back = np.array([is_held_back(name, training.config.held_back) for name in films.names])
+    pool = np.flatnonzero(held_back[film_of] & (films.spread >= FLAT))[::CACHE_FPS]
     if len(pool) < 2:
         return math.nan
     pool = pool[:: max(1, -(-len(pool) // most))]
     rng = np.random.default_rng(1)
     clean = films.pictures[pool]
     edited = np.stack([draw_edit(rng, 1.0, clean[(i + 7) % len(clean)])(p, rng) for i, p in enumerate(clean)])
-    rows = [encode_average(training, squares(p, training.config.side)) for p in (clean, edited)]
+    rows = [encode_average(training, resize_pictures(p, training.config.side)) for p in (clean, edited)]
     best = pool[(rows[1] @ rows[0].T).argmax(1).numpy()]
-    right = (film_of[best] == film_of[pool]) & (np.abs(films.seconds[best] - films.seconds[pool]) <= 1.5)
-    return float(right.mean())
+    correct = (film_of[best] == film_of[pool]) & (np.abs(films.seconds[best] - films.seconds[pool]) <= 1.5)
+    return float(correct.mean())
 
 
 @torch.inference_mode()
-def encode_average(training: Training, pictures: NDArray[np.uint8]) -> Tensor:
-    """Unit rows by the averaged weights; the norm's mean and variance are those of the pictures themselves."""
+def encode_average(training: EncoderTraining, pictures: NDArray[np.uint8]) -> Tensor:
+    """Unit rows by the averaged weights, normalised by the mean and variance of these pictures."""
     rows = training.average.project(pooled_rows(training.average, pictures))
     return F.normalize((rows - rows.mean(0)) / (rows.std(0) + 1e-3), dim=-1)
 
 
 def train(
-    films: Films, config: Config, work: Path, *, workers: int, threads: int, keep_every: int, report_every: int
-) -> Training:
-    """The trained state; checkpoints land in work."""
-    training = Training(films, config, threads)
+    films: Films, config: Config, work: Path, *, workers: int, threads: int, checkpoint_every: int, report_every: int
+) -> EncoderTraining:
+    """The finished training; checkpoints are written to `work`."""
+    training = EncoderTraining(films, config, threads)
     checkpoint = work / "checkpoint.pt"
     if checkpoint.exists():
         training.resume(checkpoint)
         log.info("resumed at step %d", training.step)
-    begun, first = time.monotonic(), training.step
+    start, first = time.monotonic(), training.step
     losses: list[tuple[float, float]] = []
-    turn = int(config.steps * (1 - config.decay))
-    for side, until in ((config.side, turn), (config.last_side, config.steps)):
+    decay_start = int(config.steps * (1 - config.decay))
+    for side, until in ((config.side, decay_start), (config.last_side, config.steps)):
         numbers = range(training.step, until)
         loader = DataLoader(
             Batches(films, config, side),
@@ -298,12 +304,12 @@ def train(
         )
         for one, two, allowed in loader:
             losses.append(training.learn(one, two, allowed))
-            if training.step % keep_every == 0 or training.step == config.steps:
+            if training.step % checkpoint_every == 0 or training.step == config.steps:
                 training.save(checkpoint)
-                log.info("kept step %d", training.step)
+                log.info("saved step %d", training.step)
             if training.step % 20 == 0:
                 loss, accuracy = np.mean(losses[-20:], axis=0)
-                pace = (time.monotonic() - begun) / (training.step - first)
+                pace = (time.monotonic() - start) / (training.step - first)
                 held = (
                     f" held back {held_back_accuracy(training, films):.3f}" if training.step % report_every == 0 else ""
                 )
@@ -326,8 +332,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("videos", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--work", type=Path, default=Path("train_encoder.work"), help="checkpoints go here")
-    parser.add_argument("--cache", type=Path, help="decoded pictures go here; default: inside --work")
+    parser.add_argument("--work", type=Path, default=Path("train_encoder.work"), help="folder of checkpoints")
+    parser.add_argument("--cache", type=Path, help="folder of decoded pictures; default: inside --work")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--side", type=int, default=160)
@@ -344,16 +350,16 @@ def main() -> None:
     parser.add_argument("--held-back", type=float, default=0.04)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--keep-every", type=int, default=50)
+    parser.add_argument("--checkpoint-every", type=int, default=50)
     parser.add_argument("--report-every", type=int, default=200)
     parser.add_argument("--trained-share", type=float, default=0.5, help="0: ImageNet's trunk, 1: the trained one")
-    parser.add_argument("--fit-pictures", type=int, default=2000, help="pictures that the whitening is fitted on")
-    parser.add_argument("--shrinkage", type=float, nargs="*", default=[0.03, 0.1, 0.3], help="whitenings to try")
-    parser.add_argument("--head", help='which to export, as "whitened 0.03"; default: the best judged, else plain')
-    parser.add_argument("--judge", type=Path, help="a folder of other videos that chooses among the whitenings")
-    parser.add_argument("--judge-every", type=int, default=6, help="seconds from one judged picture to the next")
+    parser.add_argument("--fit-pictures", type=int, default=2000, help="pictures on which whitening is fitted")
+    parser.add_argument("--shrinkage", type=float, nargs="*", default=[0.03, 0.1, 0.3], help="one whitening each")
+    parser.add_argument("--head", help='as "whitened 0.03"; default: the best in the benchmark, else plain')
+    parser.add_argument("--benchmark", type=Path, help="folder of other videos on which heads are compared")
+    parser.add_argument("--benchmark-every", type=int, default=6, help="seconds between pictures of the benchmark")
     parser.add_argument(
-        "--export-now", choices=["checkpoint", "start"], help="train no more; export the checkpoint or ImageNet's start"
+        "--export-now", choices=["checkpoint", "start"], help="do not train; export the checkpoint or the start"
     )
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -363,7 +369,7 @@ def main() -> None:
     known = {name: getattr(options, name) for name in Config.__dataclass_fields__ if hasattr(options, name)}
     config = Config(**known)
     if options.export_now:
-        training = Training(films, config)
+        training = EncoderTraining(films, config)
         if options.export_now == "checkpoint":
             training.resume(options.work / "checkpoint.pt")
     else:
@@ -373,35 +379,35 @@ def main() -> None:
             options.work,
             workers=options.workers,
             threads=options.threads,
-            keep_every=options.keep_every,
+            checkpoint_every=options.checkpoint_every,
             report_every=options.report_every,
         )
-    finish(training, films, options)
+    export_head(training, films, options)
 
 
-def finish(training: Training, films: Films, options: argparse.Namespace) -> None:
-    """Fits the heads, and exports the one that is named, or else is best on the judged films, or else is plain."""
-    encoder = mixed(training.average, options.trained_share)
-    clean, edited = fit_pictures(films, options.fit_pictures, training.config.seed)
+def export_head(training: EncoderTraining, films: Films, options: argparse.Namespace) -> None:
+    """Fits the heads and exports --head, else the best one in the benchmark, else the plain one."""
+    encoder = interpolate_trunk(training.average, options.trained_share)
+    clean, edited = select_fit_pictures(films, options.fit_pictures, training.config.seed)
     fitted = fit_heads(encoder, pooled_rows(encoder, clean), pooled_rows(encoder, edited), options.shrinkage)
     heads = {head.name: head for head in fitted}
     tables: dict[str, dict[str, dict[str, float]]] = {}
-    if options.judge:
-        judged = load_films(options.judge, options.cache or options.work / "cache")
-        trial = make_trial(encoder, judged, films, options.judge_every)
-        tables = {name: judge(trial, head) for name, head in heads.items()}
+    if options.benchmark:
+        others = load_films(options.benchmark, options.cache or options.work / "cache")
+        benchmark = make_benchmark(encoder, others, films, options.benchmark_every)
+        tables = {name: score_head(benchmark, head) for name, head in heads.items()}
         for name, table in tables.items():
             print(f"{name:16s} {table['all']}")
     best = options.head or max(tables, key=lambda name: tables[name]["all"]["recall"], default="plain")
     if best not in heads:
-        raise SystemExit(f"--head {best}: there are {', '.join(heads)}")
+        raise SystemExit(f"--head {best}: expected one of {', '.join(heads)}")
     if best in tables:
         print_table(best, tables[best])
     notes = asdict(training.config) | {
         "step": training.step,
         "trained_share": options.trained_share,
         "head": best,
-        "judged": tables[best]["all"] if best in tables else None,
+        "benchmark": tables[best]["all"] if best in tables else None,
     }
     digest = export(encoder, heads[best], options.out, {"config": json.dumps(notes)})
     print(f"{options.out}: step {training.step}, head {best}, SHA-256 {digest}")

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Trains the Mask-Step CNN, and the sequence encoder with it if asked, on edited copies of a folder of videos.
+"""Trains the Mask-Step CNN, and optionally a sequence encoder with it, on edited copies of a folder of videos.
 
     train_vsal.py VIDEOS OUT_DIR [--encoder PATH] [--cache DIR] [--recipe paper|copywatch] [--sequence-encoder on|off]
 
-Every video is encoded once, clean and under many edits, into a bank that is kept in the cache for that encoder; pairs
-with fresh temporal edits are then drawn from it. Videos whose name hashes to it are held back for measuring. A run that
-was killed goes on where its last checkpoint left it, and ends with the same weights. OUT_DIR gets
-mask_step.safetensors (and sequence_encoder.safetensors), checkpoint.pt and log.jsonl.
+Every video is encoded once, clean and under many edits, into a feature table that is cached per encoder; pairs with
+new temporal edits are drawn from it. One video in eight, chosen by the hash of its name, is held back for measuring. A
+killed run resumes from its last checkpoint and ends with the same weights. OUT_DIR gets mask_step.safetensors (and
+sequence_encoder.safetensors), checkpoint.pt and log.jsonl.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from torch import Tensor, nn
 
 from monitor.matching.mask_step import MaskStepNet, save_mask_step
 from reference_db.store.disk import atomic_file, write_file
-from training.feature_bank import CLEAN, EDITED, BankPlan, FeatureBank, Take, build_bank
+from training.feature_table import CLEAN, EDITED, EncodedClip, EncodingPlan, FeatureTable, build_table
 from training.losses import mask_loss, step_loss, vsal_loss
 from training.sequence_encoder import LOOK_BACK_S, SequenceEncoder
-from training.training_pairs import AirChances, Batch, Pair, batch_of, broadcast_pair, paper_pair
+from training.training_pairs import Batch, BroadcastProbabilities, Pair, batch_of, broadcast_pair, paper_pair
 
-HELD_BACK_SHARE = 8  # one video in so many is never trained on
+HELD_BACK_EVERY = 8  # one video in eight is never trained on
 MEASURED_PAIRS = 768
 CHECKPOINT_STEPS = 250
-ALIKE_FROM, ALIKE_TO = 0.6, 0.9  # similarity of two seconds of one film, from different to the same
+ALIKE_FROM, ALIKE_TO = 0.6, 0.9  # similarity of two seconds of one video, from different to the same
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """All that decides what is learnt, beside the videos, the encoder and the seed."""
+    """All settings that decide the weights, besides the videos, the encoder and the seed."""
 
     name: str
     optimiser: str  # sgd or adamw
     learning_rate: float
-    schedule: str  # drop: a tenth for the second half of the epochs; cosine: warm up, then down to 1 %
+    schedule: str  # drop: a tenth in the second half of the epochs; cosine: warm-up, then down to 1 %
     weight_decay: float
     epochs: int
     pairs_per_epoch: int
     batch_size: int
-    sizes: tuple[tuple[int, int], ...]  # (live, ref) seconds of a matrix; one is drawn for each batch
-    paper_share: float  # of the batches that are the paper's anchor and positive; the rest is air
+    sizes: tuple[tuple[int, int], ...]  # (live, ref) seconds of a matrix; one is drawn per batch
+    paper_share: float  # of the batches that are the paper's anchor and positive; the rest are broadcast pairs
     step_weight: float = 1.0  # lambda
     path_weight: float = 1.0
     focus: float = 0.0
-    lookalike_weight: float = 1.0  # of cells off the path whose moments look alike in the reference itself
-    path_step_weight: float = 1.0  # of steps from cells on the path, so that right-down wins where nothing is seen
-    least_similarity: float = -1.0  # of an edited take to the clean one; below it nobody could tell
-    roughness: float = 0.0  # how much the similarities of unseen films are imitated: scaled, lifted, noisy
+    lookalike_weight: float = 1.0  # of cells off the path whose moments look the same in the reference
+    path_step_weight: float = 1.0  # of steps from cells on the path, so that right-down wins where there is no picture
+    least_similarity: float = -1.0  # of an edited clip to the clean one; below it the clip is not recognisable
+    roughness: float = 0.0  # how strongly similarities are changed to those of unseen videos: scaled, shifted, noisy
 
 
 PAPER = Recipe("paper", "sgd", 5e-4, "drop", 1e-5, 8, 50_000, 64, ((16, 16),), 1.0)
@@ -87,17 +87,17 @@ RECIPES = {recipe.name: recipe for recipe in (PAPER, COPYWATCH)}
 
 
 class Vsal(nn.Module):
-    """Bank rows of a batch -> mask and step logits."""
+    """The networks in training, and the rows of the feature table: batches -> similarities and label weights."""
 
     def __init__(self, rows: NDArray[np.float32], with_sequence_encoder: bool) -> None:
         super().__init__()
         self.rows = torch.from_numpy(rows)
         self.net = MaskStepNet()
-        self.sequence_encoder = changing_nothing(SequenceEncoder()) if with_sequence_encoder else None
+        self.sequence_encoder = start_neutral(SequenceEncoder()) if with_sequence_encoder else None
         self.context = LOOK_BACK_S if with_sequence_encoder else 0
 
-    def side(self, indices: Tensor) -> Tensor:
-        """Unit rows [B, M, 512] of one side; where nothing is shown, zeros."""
+    def rows_of(self, indices: Tensor) -> Tensor:
+        """Unit rows [B, M, 512] of one side; zeros for NO_PICTURE."""
         rows = self.rows[indices]
         if self.sequence_encoder is None:
             return rows
@@ -106,29 +106,29 @@ class Vsal(nn.Module):
 
     def similarity(self, batch: Batch) -> Tensor:
         """S [B, 1, M, N]."""
-        return (self.side(batch.live) @ self.side(batch.ref).transpose(1, 2))[:, None]
+        return (self.rows_of(batch.live) @ self.rows_of(batch.ref).transpose(1, 2))[:, None]
 
-    def trust(self, batch: Batch, least: float) -> Tensor:
-        """How much the labels of cells [B, M, N] count: less off the path where the reference itself looks alike.
+    def label_weight(self, batch: Batch, least: float) -> Tensor:
+        """The weights of the labels of cells [B, M, N]: lower off the path where the reference looks the same.
 
-        A still shot is the same picture at every second, and no network could tell which of them is the copy's.
+        A still shot is the same picture at every second, so no network could know which of them was copied.
         """
         n = batch.ref.shape[1] - self.context
-        alike = self.rows[batch.twin] @ self.rows[batch.ref[:, -n:]].transpose(1, 2)
+        alike = self.rows[batch.counterpart] @ self.rows[batch.ref[:, -n:]].transpose(1, 2)
         doubt = ((alike - ALIKE_FROM) / (ALIKE_TO - ALIKE_FROM)).clamp(0, 1)
         return torch.where(batch.on_path, 1.0, 1 - (1 - least) * doubt)
 
 
-def changing_nothing(sequence_encoder: SequenceEncoder) -> SequenceEncoder:
-    """The encoder with nothing added to its rows yet: from a random start it first has to learn what they knew."""
+def start_neutral(sequence_encoder: SequenceEncoder) -> SequenceEncoder:
+    """The encoder, set to return its input rows: from random weights it would first have to learn that."""
     for layer in (sequence_encoder.gather, sequence_encoder.narrow):
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
     return sequence_encoder
 
 
-def roughened(s: Tensor, amount: float, generator: torch.Generator) -> Tensor:
-    """Similarities as films give them that the encoder was not trained on: weaker, and with a livelier background."""
+def roughen(s: Tensor, amount: float, generator: torch.Generator) -> Tensor:
+    """Similarities as of videos that the encoder was not trained on: weaker, and with a noisier background."""
     per_pair = (len(s), 1, 1, 1)
     scale = 1 - amount * 0.35 * torch.rand(per_pair, generator=generator)
     lift = amount * (0.15 * torch.rand(per_pair, generator=generator) - 0.02)
@@ -136,71 +136,71 @@ def roughened(s: Tensor, amount: float, generator: torch.Generator) -> Tensor:
     return s * scale + lift + grain
 
 
-def draw_batch(bank: FeatureBank, recipe: Recipe, n_pairs: int, context: int, rng: np.random.Generator) -> Batch:
-    """Pairs of one size: the paper's, or stretches of air."""
+def draw_batch(table: FeatureTable, recipe: Recipe, n_pairs: int, context: int, rng: np.random.Generator) -> Batch:
+    """Pairs of one size: the paper's, or broadcast pairs."""
     if rng.random() < recipe.paper_share:
-        return batch_of([paper_pair(rng, bank, context=context) for _ in range(n_pairs)])
+        return batch_of([paper_pair(rng, table, context=context) for _ in range(n_pairs)])
     height, width = recipe.sizes[rng.integers(len(recipe.sizes))]
-    return batch_of([broadcast_pair(rng, bank, height, width, context) for _ in range(n_pairs)])
+    return batch_of([broadcast_pair(rng, table, height, width, context) for _ in range(n_pairs)])
 
 
 def loss_of(vsal: Vsal, batch: Batch, recipe: Recipe, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Lm and Ls of a batch; a generator roughens the similarities first."""
+    """Lm and Ls of a batch; with a generator, the similarities are roughened first."""
     s = vsal.similarity(batch)
     if generator is not None and recipe.roughness:
-        s = roughened(s, recipe.roughness, generator)
+        s = roughen(s, recipe.roughness, generator)
     mask_logits, step_logits = vsal.net(s, batch.inside[:, None].to(s.dtype))
-    trust = vsal.trust(batch, recipe.lookalike_weight)
-    counted = batch.counted * trust
+    label_weight = vsal.label_weight(batch, recipe.lookalike_weight)
+    counted = batch.counted * label_weight
     lm = mask_loss(mask_logits, batch.on_path, counted, path_weight=recipe.path_weight, focus=recipe.focus)
-    step_weight = torch.where(batch.on_path, recipe.path_step_weight, trust)[:, :-1, :-1]
+    step_weight = torch.where(batch.on_path, recipe.path_step_weight, label_weight)[:, :-1, :-1]
     return lm, step_loss(step_logits, batch.step, step_weight)
 
 
-def visible(bank: FeatureBank, least_similarity: float) -> FeatureBank:
-    """The bank without the takes whose edit left nothing to recognise, nor the videos that have no other."""
-    takes = [take for take in bank.takes if take.kind == CLEAN or similarity_to_clean(bank, take) >= least_similarity]
-    shown = {take.video for take in takes if take.kind == EDITED}
-    return FeatureBank(bank.encoder_id, bank.rows, [take for take in takes if take.video in shown])
+def recognisable(table: FeatureTable, least_similarity: float) -> FeatureTable:
+    """The table without clips that an edit made unrecognisable, and without videos that have no other edited clip."""
+    clips = [clip for clip in table.clips if clip.kind == CLEAN or similarity_to_clean(table, clip) >= least_similarity]
+    videos = {clip.video for clip in clips if clip.kind == EDITED}
+    return FeatureTable(table.encoder_id, table.rows, [clip for clip in clips if clip.video in videos])
 
 
-def similarity_to_clean(bank: FeatureBank, take: Take) -> float:
-    clean = bank.rows[bank.of(take.video, CLEAN)[0].rows_at(take.times_s)]
-    edited = bank.rows[take.first_row : take.first_row + len(take.times_s)]
+def similarity_to_clean(table: FeatureTable, clip: EncodedClip) -> float:
+    clean = table.rows[table.clips_of(clip.video, CLEAN)[0].rows_at(clip.times_s)]
+    edited = table.rows[clip.first_row : clip.first_row + len(clip.times_s)]
     return float((clean * edited).sum(axis=1).mean())
 
 
 def is_held_back(video: str) -> bool:
-    return hashlib.sha256(video.encode()).digest()[0] % HELD_BACK_SHARE == 0
+    return hashlib.sha256(video.encode()).digest()[0] % HELD_BACK_EVERY == 0
 
 
-def measure(vsal: Vsal, bank: FeatureBank, n_pairs: int = MEASURED_PAIRS, seed: int = 99) -> dict[str, float]:
-    """How well the maps of unseen videos are read, on pairs that are the same for every run."""
+def measure(vsal: Vsal, table: FeatureTable, n_pairs: int = MEASURED_PAIRS, seed: int = 99) -> dict[str, float]:
+    """The accuracy of the maps on unseen videos; the pairs are the same in every run."""
     rng = np.random.default_rng(seed)
-    chances, on_path, right, n_steps = [], [], 0.0, 0
+    scores, on_path, n_right, n_steps = [], [], 0.0, 0
     vsal.eval()
     with torch.inference_mode():
         for _ in range(math.ceil(n_pairs / 64)):
-            pairs: list[Pair] = [broadcast_pair(rng, bank, 32, 32, LOOK_BACK_S) for _ in range(64)]
+            pairs: list[Pair] = [broadcast_pair(rng, table, 32, 32, LOOK_BACK_S) for _ in range(64)]
             cut = LOOK_BACK_S - vsal.context  # every model is measured on the same pairs
             batch = batch_of([replace(pair, live=pair.live[cut:], ref=pair.ref[cut:]) for pair in pairs])
             s = vsal.similarity(batch)
             mask_logits, step_logits = vsal.net(s, batch.inside[:, None].to(s.dtype))
-            counted = batch.counted & (vsal.trust(batch, 0.0) > 0.5)
-            chances.append(torch.softmax(mask_logits, 1)[:, 1][counted].numpy())
+            counted = batch.counted & (vsal.label_weight(batch, 0.0) > 0.5)
+            scores.append(torch.softmax(mask_logits, 1)[:, 1][counted].numpy())
             on_path.append(batch.on_path[counted].numpy())
             chosen = step_logits.argmax(1)[..., None]
             responsible = (batch.step.sum(-1) > 0) & batch.on_path[:, :-1, :-1]
-            right += float((batch.step.gather(-1, chosen)[..., 0] > 0)[responsible].sum())
+            n_right += float((batch.step.gather(-1, chosen)[..., 0] > 0)[responsible].sum())
             n_steps += int(responsible.sum())
     vsal.train()
-    t, truth = np.concatenate(chances), np.concatenate(on_path)
+    t, truth = np.concatenate(scores), np.concatenate(on_path)
     return {
         "mask_ap": average_precision(t, truth),
         "mask_iou": float((truth & (t > 0.5)).sum() / (truth | (t > 0.5)).sum()),
         "mask_on_path": float(t[truth].mean()),
         "mask_off_path": float(t[~truth].mean()),
-        "step_accuracy": right / max(1, n_steps),
+        "step_accuracy": n_right / max(1, n_steps),
     }
 
 
@@ -212,24 +212,122 @@ def average_precision(score: NDArray[np.float32], truth: NDArray[np.bool_]) -> f
 
 
 def learning_rate(recipe: Recipe, step: int, n_steps: int) -> float:
-    """The rate for one step of all."""
+    """The learning rate of one step."""
     if recipe.schedule == "drop":
         return recipe.learning_rate * (1.0 if step < n_steps / 2 else 0.1)
     warm = min(1.0, (step + 1) / min(200, n_steps / 10))
     return recipe.learning_rate * warm * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * step / n_steps)))
 
 
-def optimiser_of(vsal: Vsal, recipe: Recipe) -> torch.optim.Optimizer:
+def make_optimiser(vsal: Vsal, recipe: Recipe) -> torch.optim.Optimizer:
     if recipe.optimiser == "sgd":
         return torch.optim.SGD(vsal.parameters(), recipe.learning_rate, 0.9, weight_decay=recipe.weight_decay)
     groups = [{"params": list(vsal.net.parameters()), "scale": 1.0}]
-    if vsal.sequence_encoder is not None:  # a transformer layer takes no such steps as 7,000 weights do
+    if vsal.sequence_encoder is not None:  # a transformer layer needs smaller steps than 7,000 weights
         groups.append({"params": list(vsal.sequence_encoder.parameters()), "scale": 0.1})
     return torch.optim.AdamW(groups, recipe.learning_rate, weight_decay=recipe.weight_decay)
 
 
+class VsalTraining:
+    """The networks, the optimiser and the data of one training, and its files in `out`."""
+
+    def __init__(
+        self, table: FeatureTable, out: Path, recipe: Recipe, with_sequence_encoder: bool, seed: int, n_measured: int
+    ) -> None:
+        trained, held_back = split_videos(table.videos)
+        self.out, self.recipe, self.seed, self.n_measured = out, recipe, seed, n_measured
+        self.configuration: dict[str, object] = {
+            "recipe": asdict(recipe) | {"sizes": [list(size) for size in recipe.sizes]},
+            "broadcast": asdict(BroadcastProbabilities()),
+            "sequence_encoder": with_sequence_encoder,
+            "seed": seed,
+            "encoder_id": table.encoder_id,
+            "n_videos": len(trained),
+            "held_back": held_back,
+        }
+        torch.manual_seed(seed)
+        self.vsal = Vsal(table.rows, with_sequence_encoder)
+        self.optimiser = make_optimiser(self.vsal, recipe)
+        self.steps_per_epoch = max(1, recipe.pairs_per_epoch // recipe.batch_size)
+        self.n_steps = recipe.epochs * self.steps_per_epoch
+        self.seen = recognisable(table.restrict(trained), recipe.least_similarity)
+        self.unseen = table.restrict(held_back)
+        self.step = self._resume()
+        self.losses: list[tuple[float, float]] = []  # mask and step, of the last steps
+
+    def learn(self) -> None:
+        """Makes one step."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = learning_rate(self.recipe, self.step, self.n_steps) * group.get("scale", 1.0)
+        # Every step has its own random stream, so that a resumed run draws the same as an uninterrupted one.
+        rng = np.random.default_rng([self.seed, self.step])
+        batch = draw_batch(self.seen, self.recipe, self.recipe.batch_size, self.vsal.context, rng)
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.step)
+        lm, ls = loss_of(self.vsal, batch, self.recipe, generator)
+        self.optimiser.zero_grad()
+        vsal_loss(lm, ls, self.recipe.step_weight).backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.vsal.parameters(), 5.0)
+        self.optimiser.step()
+        self.step += 1
+        self.losses = [*self.losses[-199:], (lm.item(), ls.item())]
+
+    @property
+    def mean_losses(self) -> tuple[float, float]:
+        mask, step = np.mean(self.losses, axis=0)
+        return float(mask), float(step)
+
+    @property
+    def ends_epoch(self) -> bool:
+        return self.step % self.steps_per_epoch == 0
+
+    def measure(self) -> dict[str, float]:
+        return measure(self.vsal, self.unseen, self.n_measured)
+
+    def log_epoch(self, figures: dict[str, float]) -> str:
+        """Adds the losses and figures of the epoch to log.jsonl; returns them as text."""
+        mask, step = self.mean_losses
+        line = {"epoch": self.step // self.steps_per_epoch, "mask_loss": mask, "step_loss": step} | figures
+        with (self.out / "log.jsonl").open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        return " ".join(f"{name} {value:.4g}" for name, value in line.items())
+
+    def save_checkpoint(self) -> None:
+        """Replaces the checkpoint; a kill leaves the old one or the new one."""
+        state = {"step": self.step, "configuration": json.dumps(self.configuration, sort_keys=True)}
+        state |= {"vsal": self.vsal.state_dict(), "optimiser": self.optimiser.state_dict()}
+        with atomic_file(self.out / "checkpoint.pt") as file:
+            torch.save(state, file)
+
+    def _resume(self) -> int:
+        """The step of the checkpoint, whose state is restored; 0 without a checkpoint."""
+        path = self.out / "checkpoint.pt"
+        if not path.exists():
+            return 0
+        state = torch.load(path, weights_only=True)
+        if state["configuration"] != json.dumps(self.configuration, sort_keys=True):
+            sys.exit(f"{path} belongs to another configuration: name another OUT_DIR, or remove it to start fresh.")
+        self.vsal.load_state_dict(state["vsal"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        return int(state["step"])
+
+    def save_weights(self) -> None:
+        trained_on = str(self.configuration["encoder_id"])
+        weights = self.out / "mask_step.safetensors"
+        save_mask_step(self.vsal.net, weights, trained_on=trained_on, configuration=self.configuration)
+        if self.vsal.sequence_encoder is not None:
+            weights = self.out / "sequence_encoder.safetensors"
+            save_sequence_encoder(self.vsal.sequence_encoder, weights, self.configuration)
+
+
+def split_videos(videos: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The videos to train on and those held back; all of them twice where there are too few to hold any back."""
+    held_back = [video for video in videos if is_held_back(video)]
+    trained = [video for video in videos if not is_held_back(video)]
+    return (trained, held_back) if held_back and trained else (list(videos), list(videos))
+
+
 def train(
-    bank: FeatureBank,
+    table: FeatureTable,
     out: Path,
     recipe: Recipe,
     *,
@@ -238,68 +336,30 @@ def train(
     stop_after: int | None = None,
     n_measured: int = MEASURED_PAIRS,
 ) -> dict[str, float]:
-    """The figures of the trained networks, which are left in `out`; goes on from a checkpoint that is there.
+    """Trains, writes the networks to `out` and returns their figures; resumes from a checkpoint in `out`.
 
-    `stop_after` steps a checkpoint is written and nothing else, so that a long training fits into short slots.
+    After `stop_after` steps it writes a checkpoint and returns, so that a long training fits into short slots.
     """
-    held_back = [video for video in bank.videos if is_held_back(video)]
-    kept = [video for video in bank.videos if not is_held_back(video)]
-    if not held_back or not kept:
-        kept = held_back = list(bank.videos)  # too few videos to hold any back
-    configuration = {
-        "recipe": asdict(recipe) | {"sizes": [list(size) for size in recipe.sizes]},
-        "air": asdict(AirChances()),
-        "sequence_encoder": with_sequence_encoder,
-        "seed": seed,
-        "encoder_id": bank.encoder_id,
-        "n_videos": len(kept),
-        "held_back": held_back,
-    }
-    torch.manual_seed(seed)
-    vsal = Vsal(bank.rows, with_sequence_encoder)
-    optimiser = optimiser_of(vsal, recipe)
-    steps_per_epoch = max(1, recipe.pairs_per_epoch // recipe.batch_size)
-    n_steps = recipe.epochs * steps_per_epoch
-    first = resume(out / "checkpoint.pt", vsal, optimiser, configuration)
-    training, unseen = visible(bank.only(kept), recipe.least_similarity), bank.only(held_back)
-    console = Console(stderr=True)
+    training = VsalTraining(table, out, recipe, with_sequence_encoder, seed, n_measured)
+    n_steps, console = training.n_steps, Console(stderr=True)
+    last = n_steps if stop_after is None else min(n_steps, training.step + stop_after)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     figures: dict[str, float] = {}
     with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("training", total=n_steps, completed=first)
-        recent: list[tuple[float, float]] = []
-        for step in range(first, n_steps):
-            for group in optimiser.param_groups:
-                group["lr"] = learning_rate(recipe, step, n_steps) * group.get("scale", 1.0)
-            # Every step has a stream of its own, so that a resumed run draws what an unbroken one would have.
-            rng = np.random.default_rng([seed, step])
-            batch = draw_batch(training, recipe, recipe.batch_size, vsal.context, rng)
-            lm, ls = loss_of(vsal, batch, recipe, torch.Generator().manual_seed(seed * 1_000_003 + step))
-            optimiser.zero_grad()
-            vsal_loss(lm, ls, recipe.step_weight).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(vsal.parameters(), 5.0)
-            optimiser.step()
-            recent = [*recent[-199:], (lm.item(), ls.item())]
-            mean_lm, mean_ls = np.mean(recent, axis=0)
-            progress.update(bar, completed=step + 1, description=f"mask {mean_lm:.4f} step {mean_ls:.4f}")
-            ends_epoch = (step + 1) % steps_per_epoch == 0
-            if ends_epoch:
-                figures = measure(vsal, unseen, n_measured)
-                line = {"epoch": (step + 1) // steps_per_epoch, "mask_loss": mean_lm, "step_loss": mean_ls} | figures
-                with (out / "log.jsonl").open("a") as log:
-                    log.write(json.dumps(line) + "\n")
-                console.print(" ".join(f"{k} {v:.4g}" for k, v in line.items()))
-            stops = stop_after is not None and first + stop_after <= step + 1 < n_steps
-            if ends_epoch or stops or (step + 1) % CHECKPOINT_STEPS == 0:
-                checkpoint(out / "checkpoint.pt", vsal, optimiser, configuration, step + 1)
-            if stops:
-                return figures
-    if not figures:
-        figures = measure(vsal, unseen, n_measured)
-    save_mask_step(vsal.net, out / "mask_step.safetensors", trained_on=bank.encoder_id, configuration=configuration)
-    if vsal.sequence_encoder is not None:
-        save_sequence_encoder(vsal.sequence_encoder, out / "sequence_encoder.safetensors", configuration)
-    return figures
+        bar = progress.add_task("training", total=n_steps, completed=training.step)
+        while training.step < last:
+            training.learn()
+            mask, step = training.mean_losses
+            progress.update(bar, completed=training.step, description=f"mask {mask:.4f} step {step:.4f}")
+            if training.ends_epoch:
+                figures = training.measure()
+                console.print(training.log_epoch(figures))
+            if training.ends_epoch or training.step == last < n_steps or training.step % CHECKPOINT_STEPS == 0:
+                training.save_checkpoint()
+    if last < n_steps:
+        return figures
+    training.save_weights()
+    return figures or training.measure()
 
 
 def save_sequence_encoder(sequence_encoder: SequenceEncoder, path: Path, configuration: dict[str, object]) -> None:
@@ -312,29 +372,8 @@ def save_sequence_encoder(sequence_encoder: SequenceEncoder, path: Path, configu
         write_file(at, what)
 
 
-def checkpoint(
-    path: Path, vsal: Vsal, optimiser: torch.optim.Optimizer, configuration: dict[str, object], step: int
-) -> None:
-    """Writes a checkpoint; a kill leaves the old one or the new one."""
-    state = {"step": step, "configuration": json.dumps(configuration, sort_keys=True)}
-    with atomic_file(path) as file:
-        torch.save(state | {"vsal": vsal.state_dict(), "optimiser": optimiser.state_dict()}, file)
-
-
-def resume(path: Path, vsal: Vsal, optimiser: torch.optim.Optimizer, configuration: dict[str, object]) -> int:
-    """The step to go on from; 0 without a checkpoint."""
-    if not path.exists():
-        return 0
-    state = torch.load(path, weights_only=True)
-    if state["configuration"] != json.dumps(configuration, sort_keys=True):
-        sys.exit(f"{path} belongs to another configuration: name another OUT_DIR, or remove it to begin anew.")
-    vsal.load_state_dict(state["vsal"])
-    optimiser.load_state_dict(state["optimiser"])
-    return int(state["step"])
-
-
 def recipe_from(args: argparse.Namespace) -> Recipe:
-    """The named recipe with what was asked for otherwise."""
+    """The named recipe with the options of the command line."""
     names = (
         "epochs",
         "pairs_per_epoch",
@@ -349,25 +388,25 @@ def recipe_from(args: argparse.Namespace) -> Recipe:
         "paper_share",
         "step_weight",
     )
-    asked = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return replace(RECIPES[args.recipe], **asked)
+    options = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return replace(RECIPES[args.recipe], **options)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Reads the command line, builds the bank, trains."""
+    """Parses the command line, builds the feature table and trains."""
     arg = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arg.add_argument("videos", type=Path, help="a folder of .mp4 files")
     arg.add_argument("out", type=Path)
     arg.add_argument("--encoder", type=Path, help="an ONNX or safetensors encoder (default: the shipped one)")
-    arg.add_argument("--cache", type=Path, help="where banks are kept (default: OUT_DIR/bank)")
+    arg.add_argument("--cache", type=Path, help="folder of feature tables (default: OUT_DIR/features)")
     arg.add_argument("--recipe", choices=RECIPES, default="paper")
     arg.add_argument("--sequence-encoder", choices=("on", "off"), default="off")
     arg.add_argument("--seed", type=int, default=1)
     arg.add_argument("--threads", type=int, default=1)
-    arg.add_argument("--stop-after", type=int, metavar="STEPS", help="end so early; the same command goes on later")
-    arg.add_argument("--processes", type=int, default=1, help="that encode the bank")
-    arg.add_argument("--coverage", type=float, default=BankPlan().coverage, help="edited seconds a second of video")
-    arg.add_argument("--least-takes", type=int, default=BankPlan().least_takes, help="edited takes of a short video")
+    arg.add_argument("--stop-after", type=int, metavar="STEPS", help="stop early; the same command resumes")
+    arg.add_argument("--processes", type=int, default=1, help="processes that encode videos")
+    arg.add_argument("--coverage", type=float, default=EncodingPlan().coverage, help="edited seconds per video second")
+    arg.add_argument("--min-clips", type=int, default=EncodingPlan().min_clips, help="edited clips of a short video")
     for name, kind in (("epochs", int), ("pairs-per-epoch", int), ("batch-size", int)):
         arg.add_argument(f"--{name}", type=kind)
     for name in ("learning-rate", "path-weight", "path-step-weight", "lookalike-weight", "least-similarity", "focus"):
@@ -381,22 +420,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not videos:
         sys.exit(f"no .mp4 files in {args.videos}")
     args.out.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    start = time.monotonic()
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("encoding", total=len(videos))
-        bank = build_bank(
+        table = build_table(
             videos,
-            args.cache or args.out / "bank",
+            args.cache or args.out / "features",
             args.encoder,
-            BankPlan(coverage=args.coverage, least_takes=args.least_takes),
+            EncodingPlan(coverage=args.coverage, min_clips=args.min_clips),
             n_processes=args.processes,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )
     print(
-        f"{len(bank.rows) - 1} rows of {len(bank.videos)} videos in {time.monotonic() - began:.0f} s", file=sys.stderr
+        f"{len(table.rows) - 1} rows of {len(table.videos)} videos in {time.monotonic() - start:.0f} s", file=sys.stderr
     )
     figures = train(
-        bank,
+        table,
         args.out,
         recipe_from(args),
         with_sequence_encoder=args.sequence_encoder == "on",

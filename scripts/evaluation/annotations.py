@@ -1,10 +1,10 @@
-"""The label files of VCDB and FIVR-200k-PVCD: pairs of videos, and the stretches that they share.
+"""The label files of VCDB and FIVR-200k-PVCD: pairs of videos, and the sections that they share.
 
 VCDB comes as TransVCL's two files: a CSV of pairs (query_id,reference_id) and a JSON object that gives for
 "<query>-<reference>" a list of [query start, reference start, query end, reference end] in seconds. FIVR-200k-PVCD is
 one text file of query;candidate;query start;query end;candidate start;candidate end, where the query's times are
-whole seconds, so that a start equal to its end is that one second. Labels without length on a side cannot be scored:
-they are counted and left out.
+full seconds, so that a start equal to its end is that one second. Labels without length on a side cannot be scored:
+they are counted and skipped.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".flv", ".avi", ".mov", ".ts")
 
 
 class AnnotationError(ValueError):
-    """A label file that is not in the format it should be in; says file, line and what was expected."""
+    """An invalid label file; the message has the file, the line and what was expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelledPair:
-    """Two videos by id and every stretch that the first shares with the second."""
+    """The ids of two videos and every section that they share."""
 
     query: str
     reference: str
@@ -39,16 +39,16 @@ class LabelledPair:
         return f"{self.query}-{self.reference}"
 
     def truth(self) -> list[TrueCopy]:
-        """The shared stretches as true copies; the pair is the channel, so that pairs are scored apart."""
+        """The shared sections as true copies; the channel is the pair, so that pairs are scored separately."""
         return [TrueCopy(self.name, self.reference, *live, *ref) for live, ref in self.shared]
 
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """A label file as read."""
+    """The content of a label file."""
 
     pairs: tuple[LabelledPair, ...]
-    n_without_length: int  # labels left out
+    n_without_length: int  # labels skipped
 
     @property
     def videos(self) -> tuple[str, ...]:
@@ -60,14 +60,14 @@ class Annotations:
         return sum(len(pair.shared) for pair in self.pairs)
 
     def among(self, videos: Iterable[str]) -> Annotations:
-        """The pairs of which both videos are there."""
-        there = set(videos)
-        kept = tuple(pair for pair in self.pairs if pair.query in there and pair.reference in there)
-        return Annotations(kept, self.n_without_length)
+        """The pairs of which both videos are available."""
+        available = set(videos)
+        pairs = tuple(pair for pair in self.pairs if pair.query in available and pair.reference in available)
+        return Annotations(pairs, self.n_without_length)
 
 
 def read_vcdb(labels: Path) -> Annotations:
-    """VCDB's labels: the JSON file, or a folder with it and the CSV of pairs; a pair without labels has none shared."""
+    """VCDB's labels: the JSON file, or a folder with it and the CSV of pairs; a pair without labels shares nothing."""
     label_file, pair_file = _vcdb_files(labels)
     try:
         shared = json.loads(label_file.read_text())
@@ -82,9 +82,9 @@ def read_vcdb(labels: Path) -> Annotations:
         if not dash:
             raise AnnotationError(f"{label_file}: expected a pair <query>-<reference>, got {name!r}")
         spans = [_vcdb_spans(label_file, name, label) for label in shared.get(name, [])]
-        whole = [both for both in spans if _have_length(both)]
-        n_without_length += len(spans) - len(whole)
-        pairs.append(LabelledPair(query, reference, tuple(whole)))
+        valid = [both for both in spans if _have_length(both)]
+        n_without_length += len(spans) - len(valid)
+        pairs.append(LabelledPair(query, reference, tuple(valid)))
     return Annotations(tuple(pairs), n_without_length)
 
 
@@ -109,7 +109,7 @@ def read_fivr(labels: Path) -> Annotations:
 
 
 def find_videos(folder: Path, ids: Sequence[str]) -> dict[str, Path]:
-    """The files called by these ids, anywhere below the folder; ids without a file are left out."""
+    """The files named by these ids, anywhere below the folder; ids without a file are skipped."""
     wanted = set(ids)
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in VIDEO_SUFFIXES and path.stem in wanted)
     return {path.stem: path for path in reversed(files)}  # the first of several
@@ -154,7 +154,7 @@ def _fivr_label(line: str, where: str) -> tuple[str, str, tuple[Span, Span]]:
     except ValueError as error:
         raise AnnotationError(f"{where}: expected two ids and four numbers between semicolons, got {line!r}") from error
     if query_start == query_end:
-        query_end += 1  # whole seconds: it begins and ends within this one
+        query_end += 1  # full seconds: it begins and ends within this one
     return query, reference, ((query_start, query_end), (reference_start, reference_end))
 
 

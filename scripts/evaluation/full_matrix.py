@@ -1,7 +1,7 @@
-"""Whole matrices: two finished recordings compared at once, as the paper does.
+"""Full matrices: two complete recordings compared at once, as in the paper.
 
-The maps are the network's on the undivided matrix, and paths are either walked by the live tracker or, for
-comparison, begun in the paper's own order, by smallest i + j. Cells that carry no information have no similarity.
+The maps are those of the full matrix. Paths come from the live tracker or, for comparison, start in the paper's order,
+by smallest i + j. Cells without information have similarity 0.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from monitor.matching.stitching import PathState, SegmentView, Stitcher
 from monitor.matching.tiles import DOWN, GRAIN, HALO, NO_STEP, RIGHT, RIGHT_DOWN, MapRow
 from reference_db.store.catalog import ReferenceId
 
-BLOCK_ROWS = 512  # rows that the network reads at once
+BLOCK_ROWS = 512  # rows per call of the network
 MOVES = {RIGHT_DOWN: (1, 1), RIGHT: (0, 1), DOWN: (1, 0)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WholeMatrix:
+class FullMatrix:
     """Every second of one recording against every second of another."""
 
     reference: ReferenceId
     lives: tuple[LiveSecond, ...]
     reference_rows: NDArray[np.float32]
     similarity: NDArray[np.float32]  # [live, ref]
-    counts: NDArray[np.bool_]  # [live, ref]: both sides were seen and carry information
+    counts: NDArray[np.bool_]  # [live, ref]: both sides are known and informative
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WholeMaps:
-    """What the network reads in a whole matrix."""
+class FullMaps:
+    """The maps of a full matrix."""
 
     mask: NDArray[np.float32]  # [live, ref]
     step: NDArray[np.uint8]  # [live, ref]; the last row and column are NO_STEP
 
 
-def compare(live: Recording, ref: Recording) -> WholeMatrix:
+def compare(live: Recording, ref: Recording) -> FullMatrix:
     """The matrix of two recordings."""
     window = FeatureWindow(len(live.rows) + 1)
     for second in np.flatnonzero(live.seen).tolist():
@@ -54,11 +54,11 @@ def compare(live: Recording, ref: Recording) -> WholeMatrix:
     at = [second.second for second in lives]
     counts = np.array([second.counts for second in lives])[:, None] & ref.informative[None]
     similarity = np.round(live.rows[at] @ ref.rows.T * GRAIN) / GRAIN
-    return WholeMatrix(ReferenceId(ref.name), lives, ref.rows, (similarity * counts).astype(np.float32), counts)
+    return FullMatrix(ReferenceId(ref.name), lives, ref.rows, (similarity * counts).astype(np.float32), counts)
 
 
-def read_maps(net: MaskStepNet, similarity: NDArray[np.float32]) -> WholeMaps:
-    """Mask and step of a whole matrix, in blocks of rows with the halo that makes them what the whole gives."""
+def read_maps(net: MaskStepNet, similarity: NDArray[np.float32]) -> FullMaps:
+    """Mask and step of a full matrix, computed in blocks of rows whose halo makes the result independent of them."""
     n_rows, n_columns = similarity.shape
     mask = np.zeros((n_rows, n_columns), np.float32)
     step = np.full((n_rows, n_columns), NO_STEP, np.uint8)
@@ -67,30 +67,30 @@ def read_maps(net: MaskStepNet, similarity: NDArray[np.float32]) -> WholeMaps:
         top, bottom = max(0, first - HALO), min(n_rows, last + HALO)
         with torch.inference_mode():
             mask_logits, step_logits = net(torch.from_numpy(similarity[top:bottom].copy())[None, None])
-            foreground = torch.sigmoid(mask_logits[0, 1] - mask_logits[0, 0]).numpy()
-            towards = step_logits[0].argmax(0).to(torch.uint8).numpy()
-        mask[first:last] = foreground[first - top : last - top]
-        steps = towards[first - top : last - top]
+            probability = torch.sigmoid(mask_logits[0, 1] - mask_logits[0, 0]).numpy()
+            directions = step_logits[0].argmax(0).to(torch.uint8).numpy()
+        mask[first:last] = probability[first - top : last - top]
+        steps = directions[first - top : last - top]
         step[first : first + len(steps), : n_columns - 1] = steps
-    return WholeMaps(mask, step)
+    return FullMaps(mask, step)
 
 
-def part_of(matrix: WholeMatrix, maps: WholeMaps, rows: slice, columns: slice) -> tuple[WholeMatrix, WholeMaps]:
-    """A block of matrix and maps, to be looked at; columns count from 0 again."""
+def crop(matrix: FullMatrix, maps: FullMaps, rows: slice, columns: slice) -> tuple[FullMatrix, FullMaps]:
+    """A block of matrix and maps; its columns count from 0."""
     return (
-        WholeMatrix(
+        FullMatrix(
             matrix.reference,
             matrix.lives[rows],
             matrix.reference_rows[columns],
             matrix.similarity[rows, columns],
             matrix.counts[rows, columns],
         ),
-        WholeMaps(maps.mask[rows, columns], maps.step[rows, columns]),
+        FullMaps(maps.mask[rows, columns], maps.step[rows, columns]),
     )
 
 
-def walk(matrix: WholeMatrix, maps: WholeMaps, matching: MatchParameters) -> list[AlignmentPath]:
-    """The paths of the live tracker, fed every row."""
+def walk(matrix: FullMatrix, maps: FullMaps, matching: MatchParameters) -> list[AlignmentPath]:
+    """The paths of the live tracker for all rows."""
     tracker = PathTracker(matching.tau, matching.sigma)
     paths = []
     for row in _rows(matrix, maps):
@@ -98,8 +98,8 @@ def walk(matrix: WholeMatrix, maps: WholeMaps, matching: MatchParameters) -> lis
     return paths + tracker.finish()
 
 
-def join(matrix: WholeMatrix, maps: WholeMaps, matching: MatchParameters) -> list[SegmentView]:
-    """The closed segments that the live tracker and stitcher make of all rows."""
+def stitch(matrix: FullMatrix, maps: FullMaps, matching: MatchParameters) -> list[SegmentView]:
+    """The closed segments of the live tracker and stitcher for all rows."""
     tracker = PathTracker(matching.tau, matching.sigma)
     stitcher = Stitcher(matching.scoring, lambda _: matrix.reference_rows)
     closed: list[SegmentView] = []
@@ -114,8 +114,8 @@ def join(matrix: WholeMatrix, maps: WholeMaps, matching: MatchParameters) -> lis
     return closed + stitcher.finish()
 
 
-def walk_by_diagonal(matrix: WholeMatrix, maps: WholeMaps, matching: MatchParameters) -> list[AlignmentPath]:
-    """The paths of Algorithm 1 with starts taken by smallest i + j, as the paper has it."""
+def walk_by_diagonal(matrix: FullMatrix, maps: FullMaps, matching: MatchParameters) -> list[AlignmentPath]:
+    """The paths of Algorithm 1 with starts in the order of i + j, as in the paper."""
     if not matrix.lives:
         return []
     weights = matrix.similarity.astype(np.float64) * maps.mask
@@ -130,7 +130,7 @@ def walk_by_diagonal(matrix: WholeMatrix, maps: WholeMaps, matching: MatchParame
     return paths
 
 
-def _rows(matrix: WholeMatrix, maps: WholeMaps) -> list[MapRow]:
+def _rows(matrix: FullMatrix, maps: FullMaps) -> list[MapRow]:
     return [
         MapRow(live.second, 0, matrix.similarity[i], maps.mask[i], maps.step[i], matrix.counts[i], live.novelty)
         for i, live in enumerate(matrix.lives)
@@ -146,22 +146,22 @@ def _walk_from(
     free: NDArray[np.bool_],
     sigma: float,
 ) -> list[tuple[int, int]]:
-    """The members of the path from a start; starts beside it are free no more."""
+    """The members of the path from a start; removes the starts beside it."""
     members, misses, blind = [], 0, 0
     while True:
         free[max(0, i - 1) : i + 2, max(0, j - 1) : j + 2] = False
-        towards = int(step[i, j])
+        direction = int(step[i, j])
         if not counts[i, j]:
             blind += 1
-            towards = towards if towards == NO_STEP else RIGHT_DOWN
+            direction = direction if direction == NO_STEP else RIGHT_DOWN
         elif weights[i, j] >= sigma:
             blind = misses = 0
             members.append((i, j))
         else:
             blind, misses = 0, misses + 1
-        if towards == NO_STEP or misses >= MAX_MISSES or blind > MAX_BLIND:
+        if direction == NO_STEP or misses >= MAX_MISSES or blind > MAX_BLIND:
             return members
-        i, j = i + MOVES[towards][0], j + MOVES[towards][1]
+        i, j = i + MOVES[direction][0], j + MOVES[direction][1]
 
 
 def _path_of(

@@ -1,6 +1,6 @@
 """Plots of an alignment: the similarity matrix, the mask map, the step map and the paths, side by side in one picture.
 
-Time runs down for the channel and to the right for the reference. The frame is the true copy.
+Channel time runs down, reference time to the right. The rectangle is the true copy.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from evaluation.full_matrix import WholeMaps, WholeMatrix
+from evaluation.full_matrix import FullMaps, FullMatrix
 from monitor.matching.paths import AlignmentPath
 from monitor.matching.tiles import DOWN, RIGHT, RIGHT_DOWN
 
-PANEL_SIDE = 360  # pixels that the longer side of a matrix takes at most
+PANEL_SIDE = 360  # pixels of the longer side of a matrix, at most
 MARGIN = 24
 STEP_COLOURS = {RIGHT_DOWN: (240, 220, 60), RIGHT: (60, 20, 80), DOWN: (40, 160, 110)}  # as in the paper's figure
 TRUTH, PATH = (80, 160, 255), (255, 60, 60)
@@ -25,7 +25,7 @@ Box = tuple[float, float, float, float]  # live start, ref start, live end, ref 
 
 
 def draw_alignment(
-    matrix: WholeMatrix, maps: WholeMaps, paths: Sequence[AlignmentPath], truth: Box | None, title: str
+    matrix: FullMatrix, maps: FullMaps, paths: Sequence[AlignmentPath], truth: Box | None, title: str
 ) -> Image.Image:
     """The picture; paths are in stream seconds, `truth` in cells of the matrix."""
     panels = {

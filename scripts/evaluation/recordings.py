@@ -1,6 +1,6 @@
-"""Recordings: whole videos as feature rows, encoded once and kept, so that every trial only matches again.
+"""Recordings: videos as feature rows, encoded once and cached, so that every run of an evaluation only matches.
 
-A file is known by its content and the encoder's id, so a changed file or another encoder never meets old rows.
+The cache is keyed by the content of the file and the encoder's id.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from reference_db.media.frames import Frame, Mode
 from reference_db.store.disk import atomic_file
 from reference_db.store.references import FEATURE_SIZE
 
-BATCH = 16  # pictures encoded at once
-HELD = ("held", "ages_s")  # what a recording has beside its rows where only key pictures were decoded
+BATCH = 16  # pictures per call of the encoder
+HELD = ("held", "ages_s")  # further columns of a recording whose key frames alone were decoded
 
 
 class PictureEncoder(Protocol):
-    """What turns pictures into rows; `reference_db.features.encoder.Encoder` is one."""
+    """Encodes pictures as rows, such as `reference_db.features.encoder.Encoder`."""
 
     @property
     def encoder_id(self) -> str: ...
@@ -37,13 +37,13 @@ class PictureEncoder(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """A video on its own whole seconds; a second that was not seen is a row of zeros and not informative."""
+    """A video, second by second; a missing second is a row of zeros and not informative."""
 
     name: str
     rows: NDArray[np.float32]  # [seconds, 512]
     informative: NDArray[np.bool_]  # [seconds]
-    held: NDArray[np.bool_] | None = None  # [seconds]: shown again, since only key pictures were decoded
-    ages_s: NDArray[np.float64] | None = None  # [seconds]: how old a held picture was
+    held: NDArray[np.bool_] | None = None  # [seconds]: repeated, since only key frames were decoded
+    ages_s: NDArray[np.float64] | None = None  # [seconds]: age of a held picture
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.informative.shape != self.rows.shape[:1]:
@@ -61,7 +61,7 @@ class Recording:
         return len(self.rows) / 3600
 
     def with_all_informative(self) -> Recording:
-        """The same, with every second that was seen taken as informative."""
+        """The recording with every known second as informative."""
         return replace(self, informative=self.seen)
 
     def is_held(self, second: int) -> bool:
@@ -71,34 +71,36 @@ class Recording:
         return 0.0 if self.ages_s is None else float(self.ages_s[second])
 
 
-class RecordingShelf:
-    """Recordings of files, in a folder of their own."""
+class RecordingCache:
+    """Recordings of files, cached in a folder per encoder."""
 
-    def __init__(self, encoder: PictureEncoder, folder: Path, told: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self, encoder: PictureEncoder, folder: Path, report: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.encoder = encoder
         self._folder = folder / "".join(c if c.isalnum() else "_" for c in encoder.encoder_id)
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._told = told
+        self._report = report
 
     def get(self, path: Path, mode: Mode = "exact") -> Recording:
         """The recording of a file, named by its stem; raises MediaError when it must be decoded and cannot."""
         with path.open("rb") as file:
             content = hashlib.file_digest(file, "sha256").hexdigest()[:32]
-        at = self._folder / f"{content}{'' if mode == 'exact' else f'-{mode}-aged'}.npz"
-        if at.exists():
-            with np.load(at, allow_pickle=False) as stored:
+        cached = self._folder / f"{content}{'' if mode == 'exact' else f'-{mode}-aged'}.npz"
+        if cached.exists():
+            with np.load(cached, allow_pickle=False) as stored:
                 columns = (stored[name] for name in ("rows", "informative", *HELD) if name in stored)
                 return Recording(path.stem, *columns)
-        self._told(f"encoding {path.name}")
+        self._report(f"encoding {path.name}")
         recording = record(path, self.encoder, mode)
         held = {name: column for name in HELD if (column := getattr(recording, name)) is not None}
-        with atomic_file(at) as file:
+        with atomic_file(cached) as file:
             np.savez(file, allow_pickle=False, rows=recording.rows, informative=recording.informative, **held)
         return recording
 
 
 def record(path: Path, encoder: PictureEncoder, mode: Mode = "exact") -> Recording:
-    """The recording of a file, sampled as the mode says."""
+    """The recording of a file, sampled by the mode."""
     rows: dict[int, NDArray[np.float32]] = {}
     informative: dict[int, bool] = {}
     held: set[int] = set()
@@ -120,18 +122,18 @@ def record(path: Path, encoder: PictureEncoder, mode: Mode = "exact") -> Recordi
     if batch:
         encode()
     n_seconds = max(rows, default=-1) + 1
-    nothing, seconds = np.zeros(FEATURE_SIZE, np.float32), range(n_seconds)
+    zeros, seconds = np.zeros(FEATURE_SIZE, np.float32), range(n_seconds)
     return Recording(
         path.stem,
-        np.array([rows.get(second, nothing) for second in seconds], np.float32).reshape(-1, FEATURE_SIZE),
+        np.array([rows.get(second, zeros) for second in seconds], np.float32).reshape(-1, FEATURE_SIZE),
         np.array([informative.get(second, False) for second in seconds], bool),
         None if mode == "exact" else np.array([second in held for second in seconds], bool),
         None if mode == "exact" else np.array([ages_s.get(second, 0.0) for second in seconds]),
     )
 
 
-def sequenced(recording: Recording, sequence_encoder: nn.Module) -> Recording:
-    """The recording seen through a sequence encoder; unseen seconds stay zeros."""
+def apply_sequence_encoder(recording: Recording, sequence_encoder: nn.Module) -> Recording:
+    """The recording with rows of a sequence encoder; missing seconds stay zeros."""
     with torch.inference_mode():
         rows = sequence_encoder(torch.from_numpy(recording.rows.copy())[None])[0].numpy()
     return replace(recording, rows=rows * recording.seen[:, None])

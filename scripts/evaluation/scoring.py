@@ -1,8 +1,8 @@
-"""Found copies against true ones, counted as VCDB and FIVR-200k-PVCD count.
+"""Found copies against true ones, scored as VCDB and FIVR-200k-PVCD do.
 
-A found copy is right when it names the true channel and reference and overlaps the true copy on both time lines by
-more than the level asked for; level 0 is any shared time. SP is the share of found copies that are right, SR the share
-of true copies that are found; F1 is taken at the best score threshold, as the papers do, and at our own.
+A found copy is correct when it has the true channel and reference and overlaps the true copy on both time lines by
+more than the level; level 0 is any shared time. SP is the share of found copies that are correct, SR the share of true
+copies that are found; F1 is given at the best score threshold, as in the papers, and at our own.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEVELS = (0.0, 0.3, 0.5, 0.7)
-UNEDITED = "none"  # the name under which copies without an edit are counted
+UNEDITED = "none"  # name of the count of copies without an edit
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A stretch of a channel that shows a stretch of a reference. Spans are half-open seconds."""
+    """A section of a channel that shows a section of a reference. Spans are half-open seconds."""
 
     channel: str
     reference: str
@@ -33,14 +33,14 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class TrueCopy(Copy):
-    """A copy that was put there, and what was done to it."""
+    """A true copy, and the edits that were made to it."""
 
     edits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FoundCopy(Copy):
-    """A copy that was claimed; `detected_at` is the channel second of its first alert, where there was one."""
+    """A copy that was found; `detected_at` is the channel second of its first alert, if any."""
 
     score: float
     detected_at: float | None = None
@@ -70,8 +70,8 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True)
-class Waits:
-    """Seconds from the beginning of a copy to its first alert, over the copies found."""
+class Delays:
+    """Seconds from the start of a copy to its first alert, over the copies found."""
 
     median: float
     p95: float
@@ -79,7 +79,7 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """All that is counted of one row of a table."""
+    """All figures of one row of a table."""
 
     n_true: int
     n_found: int  # at our own threshold
@@ -88,12 +88,12 @@ class Score:
     false_alarms: int
     false_alarms_per_hour: float | None
     alerts_per_copy: float | None  # alerts for each copy found; None when none was
-    seconds_to_alert: Waits | None
+    seconds_to_alert: Delays | None
     recall_by_edit: Mapping[str, tuple[int, int]]  # edit -> (found, true)
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, ready for JSON."""
-        waits = self.seconds_to_alert
+        delays = self.seconds_to_alert
         return {
             "true_copies": self.n_true,
             "alerts": self.n_found,
@@ -106,20 +106,20 @@ class Score:
             "false_alarms_per_hour": _rounded(self.false_alarms_per_hour),
             "alerts_per_found_copy": _rounded(self.alerts_per_copy),
             "seconds_to_alert": None
-            if waits is None
-            else {"median": round(waits.median, 2), "p95": round(waits.p95, 2)},
+            if delays is None
+            else {"median": round(delays.median, 2), "p95": round(delays.p95, 2)},
             "recall_by_edit": {edit: f"{found}/{true}" for edit, (found, true) in self.recall_by_edit.items()},
         }
 
 
 def iou(a_start: float, a_end: float, b_start: float, b_end: float) -> float:
-    """Shared time over all the time of two spans."""
-    both = min(a_end, b_end) - max(a_start, b_start)
-    return both / (max(a_end, b_end) - min(a_start, b_start)) if both > 0 else 0.0
+    """Intersection over union of two spans."""
+    shared = min(a_end, b_end) - max(a_start, b_start)
+    return shared / (max(a_end, b_end) - min(a_start, b_start)) if shared > 0 else 0.0
 
 
 def overlap(a: Copy, b: Copy) -> float:
-    """The smaller of the two IoUs, on channel and on reference; 0 where the two do not belong together."""
+    """The smaller of the two IoUs, on channel and on reference; 0 for different channels or references."""
     if a.channel != b.channel or a.reference != b.reference:
         return 0.0
     return min(
@@ -129,7 +129,7 @@ def overlap(a: Copy, b: Copy) -> float:
 
 
 def score(found: Sequence[FoundCopy], truth: Sequence[TrueCopy], threshold: float, hours: float | None = None) -> Score:
-    """The score of everything found, however weak: `best` may use all of it, the rest only what passes `threshold`."""
+    """The score of all copies found: `best` may use any threshold, the other figures use `threshold`."""
     table = _overlaps(found, truth)
     passes = np.array([copy.score >= threshold for copy in found], dtype=bool)
     alerts, alert_table = [copy for copy in found if copy.score >= threshold], table[passes]
@@ -145,13 +145,13 @@ def score(found: Sequence[FoundCopy], truth: Sequence[TrueCopy], threshold: floa
         false_alarms=false_alarms,
         false_alarms_per_hour=false_alarms / hours if hours else None,
         alerts_per_copy=float(per_copy.sum()) / n_copies_found if n_copies_found else None,
-        seconds_to_alert=_waits(alerts, truth, hits),
+        seconds_to_alert=_delays(alerts, truth, hits),
         recall_by_edit=_recall_by_edit(truth, per_copy > 0),
     )
 
 
 def read_truth(path: Path) -> list[TrueCopy]:
-    """The copies of a broadcast's truth.jsonl, one JSON object a line."""
+    """The copies of a broadcast's truth.jsonl, one JSON object per line."""
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     return [
         TrueCopy(
@@ -170,11 +170,11 @@ def read_truth(path: Path) -> list[TrueCopy]:
 def _overlaps(found: Sequence[FoundCopy], truth: Sequence[TrueCopy]) -> NDArray[np.float64]:
     """overlap() of each found copy with each true one, [found, true]."""
     table = np.zeros((len(found), len(truth)))
-    of: dict[tuple[str, str], list[int]] = {}
+    columns: dict[tuple[str, str], list[int]] = {}
     for column, true in enumerate(truth):
-        of.setdefault((true.channel, true.reference), []).append(column)
+        columns.setdefault((true.channel, true.reference), []).append(column)
     for row, copy in enumerate(found):
-        for column in of.get((copy.channel, copy.reference), []):
+        for column in columns.get((copy.channel, copy.reference), []):
             table[row, column] = overlap(copy, truth[column])
     return table
 
@@ -188,37 +188,37 @@ def _rates(hits: NDArray[np.bool_]) -> Rates:
 
 
 def _best(found: Sequence[FoundCopy], hits: NDArray[np.bool_]) -> Best:
-    """The best of the thresholds at which something comes in: each score that occurs."""
+    """The best of all thresholds, which are the scores that occur."""
     n_found, n_true = hits.shape
     if not n_found or not n_true:
         return Best(_rates(hits), 0.0)
     scores = np.array([copy.score for copy in found])
     by_score = np.sort(scores)
-    right = np.sort(scores[hits.any(axis=1)])
+    correct = np.sort(scores[hits.any(axis=1)])
     # A true copy is found at every threshold up to the score of its strongest hit.
     strongest = np.sort(np.where(hits, scores[:, None], -np.inf).max(axis=0))
     cuts = np.unique(scores)
-    at_least = [len(values) - np.searchsorted(values, cuts, side="left") for values in (by_score, right, strongest)]
+    at_least = [len(values) - np.searchsorted(values, cuts, side="left") for values in (by_score, correct, strongest)]
     sp, sr = at_least[1] / at_least[0], at_least[2] / n_true
     f1 = 2 * sp * sr / np.maximum(sp + sr, 1e-12)
     at = int(np.argmax(f1))
     return Best(Rates(float(sp[at]), float(sr[at])), float(cuts[at]))
 
 
-def _waits(alerts: Sequence[FoundCopy], truth: Sequence[TrueCopy], hits: NDArray[np.bool_]) -> Waits | None:
-    waits = []
+def _delays(alerts: Sequence[FoundCopy], truth: Sequence[TrueCopy], hits: NDArray[np.bool_]) -> Delays | None:
+    delays = []
     for column, true in enumerate(truth):
-        told = [
+        detected = [
             at
             for alert, hit in zip(alerts, hits[:, column], strict=True)
             if hit and (at := alert.detected_at) is not None
         ]
-        if told:
-            waits.append(min(told) - true.channel_start)
-    if not waits:
+        if detected:
+            delays.append(min(detected) - true.channel_start)
+    if not delays:
         return None
-    waits.sort()
-    return Waits(waits[len(waits) // 2], waits[int(len(waits) * 0.95)])
+    delays.sort()
+    return Delays(delays[len(delays) // 2], delays[int(len(delays) * 0.95)])
 
 
 def _recall_by_edit(truth: Sequence[TrueCopy], is_found: Iterable[np.bool_]) -> dict[str, tuple[int, int]]:

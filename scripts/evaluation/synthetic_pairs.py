@@ -1,7 +1,7 @@
-"""Made pairs: an edited stretch of a video between other programmes, against the whole video; and pairs of strangers.
+"""Synthetic pairs: an edited section of a video between other programmes, against the full video; and unrelated pairs.
 
-The truth is known since the copy was made here. Temporal edits are drawn evenly (speed, freeze, cut, none), spatial
-ones by `draw_edit`. Only the pictures of the copy are decoded and edited; the programmes around it are rows at hand.
+The truth is known since the copy is made here. Temporal edits are drawn evenly (speed, freeze, cut, none), spatial
+ones by `draw_edit`. Only the pictures of the copy are decoded and edited; the programmes around it are cached rows.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from evaluation.recordings import PictureEncoder, Recording
 from evaluation.scoring import TrueCopy
 from reference_db.features.encoder import is_informative
 from training.edits import Edit, Picture, draw_edit
-from training.feature_bank import raw_pictures
+from training.feature_table import raw_pictures
 
-RAW_FPS = 4  # moments that a copy may begin at, and be sampled at
+RAW_FPS = 4  # moments at which a copy may begin and be sampled
 LENGTHS_S = (4, 6, 8, 10, 15, 20, 30, 45)
-PROGRAMME_S = (8, 20)  # of other material before and after a copy
+PROGRAMME_S = (8, 20)  # seconds of other material before and after a copy
 TEMPORAL_EDITS = ("none", "speed", "freeze", "cut")
 MAX_HELD_S = 4  # of a freeze
 MAX_CUT_S = 4
 SPEEDS = (0.5, 2.0)
-MIN_FOR_EDIT_S = 10  # a shorter stretch is aired as it is
+MIN_FOR_EDIT_S = 10  # a shorter section has no temporal edit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MadePair:
-    """A channel, a reference, and the copies of one in the other; a pair of strangers has none."""
+class SyntheticPair:
+    """A channel, a reference, and the copies of it in the channel; an unrelated pair has none."""
 
     live: Recording
     ref: Recording
@@ -39,8 +39,8 @@ class MadePair:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Stretch:
-    """What is to be copied: at each second of air one moment of the video."""
+class _Section:
+    """The section to be copied: one moment of the video for each second of the channel."""
 
     temporal: str
     moments_s: NDArray[np.float64]
@@ -55,30 +55,30 @@ def make_pairs(
     encoder: PictureEncoder,
     *,
     per_video: int = 4,
-    strangers_share: float = 0.5,
+    unrelated_share: float = 0.5,
     strength: float = 0.8,
     seed: int = 1,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[MadePair]:
-    """Pairs of every video long enough, `per_video` with a copy and a share of them more without."""
-    pairs: list[MadePair] = []
+) -> list[SyntheticPair]:
+    """For every video long enough, `per_video` pairs with a copy and `unrelated_share` times as many without."""
+    pairs: list[SyntheticPair] = []
     for number, (path, ref) in enumerate(zip(videos, recordings, strict=True)):
         progress(number, len(videos))
         others = [other for other in recordings if other is not ref and len(other.rows) >= min(PROGRAMME_S)]
         if len(ref.rows) < min(LENGTHS_S) + 1 or not others:
             continue
         rng = np.random.default_rng([seed, number])
-        stretches = [_draw_stretch(rng, len(ref.rows), strength) for _ in range(per_video)]
-        for stretch, copied in zip(stretches, _record(path, stretches, encoder, rng), strict=True):
-            pairs.append(_with_copy(f"pair{len(pairs)}", copied, stretch, ref, others, rng))
-        for _ in range(round(per_video * strangers_share)):
+        sections = [_draw_section(rng, len(ref.rows), strength) for _ in range(per_video)]
+        for section, copied in zip(sections, _record(path, sections, encoder, rng), strict=True):
+            pairs.append(_with_copy(f"pair{len(pairs)}", copied, section, ref, others, rng))
+        for _ in range(round(per_video * unrelated_share)):
             parts = [_programme(rng, others) for _ in range(3)]
-            pairs.append(MadePair(_joined(f"pair{len(pairs)}", parts), ref, ()))
+            pairs.append(SyntheticPair(_concatenate(f"pair{len(pairs)}", parts), ref, ()))
     progress(len(videos), len(videos))
     return pairs
 
 
-def _draw_stretch(rng: np.random.Generator, n_seconds: int, strength: float) -> _Stretch:
+def _draw_section(rng: np.random.Generator, n_seconds: int, strength: float) -> _Section:
     length = min(int(rng.choice(LENGTHS_S)), n_seconds - 1)
     start = rng.integers(0, (n_seconds - 1 - length) * RAW_FPS + 1) / RAW_FPS
     temporal = str(rng.choice(TEMPORAL_EDITS)) if length >= MIN_FOR_EDIT_S else "none"
@@ -89,25 +89,25 @@ def _draw_stretch(rng: np.random.Generator, n_seconds: int, strength: float) -> 
         moments = np.insert(moments, middle, np.full(rng.integers(2, MAX_HELD_S + 1), moments[middle]))
     elif temporal == "cut":
         moments = np.delete(moments, np.s_[middle : middle + int(rng.integers(2, MAX_CUT_S + 1))])
-    return _Stretch(temporal, moments, float(start), float(start + length), draw_edit(rng, strength))
+    return _Section(temporal, moments, float(start), float(start + length), draw_edit(rng, strength))
 
 
 def _record(
-    path: Path, stretches: Sequence[_Stretch], encoder: PictureEncoder, rng: np.random.Generator
+    path: Path, sections: Sequence[_Section], encoder: PictureEncoder, rng: np.random.Generator
 ) -> list[Recording]:
-    """The edited pictures of all stretches of one video, encoded; the video is decoded once."""
-    places = [np.round(stretch.moments_s * RAW_FPS).astype(int) for stretch in stretches]
+    """The edited pictures of all sections of one video, encoded; the video is decoded once."""
+    places = [np.round(section.moments_s * RAW_FPS).astype(int) for section in sections]
     wanted = set(np.concatenate(places).tolist())
-    shown: dict[int, Picture] = {}
+    decoded: dict[int, Picture] = {}
     for k, picture in enumerate(raw_pictures(path, RAW_FPS)):
         if k in wanted:
-            shown[k] = picture
+            decoded[k] = picture
         if k >= max(wanted):
             break
-    last = max(shown)
+    last = max(decoded)
     out = []
-    for stretch, at in zip(stretches, places, strict=True):
-        pictures = [stretch.edit(shown.get(k, shown[last]), rng) for k in at.tolist()]
+    for section, at in zip(sections, places, strict=True):
+        pictures = [section.edit(decoded.get(k, decoded[last]), rng) for k in at.tolist()]
         informative = np.array([is_informative(picture) for picture in pictures])
         out.append(Recording(path.stem, encoder.encode(pictures), informative))
     return out
@@ -116,29 +116,29 @@ def _record(
 def _with_copy(
     name: str,
     copied: Recording,
-    stretch: _Stretch,
+    section: _Section,
     ref: Recording,
     others: Sequence[Recording],
     rng: np.random.Generator,
-) -> MadePair:
+) -> SyntheticPair:
     before, after = _programme(rng, others), _programme(rng, others)
-    begin = len(before.rows)
-    edits = sorted({type(step).__name__.lower() for step in stretch.edit.steps})
-    if stretch.temporal != "none":
-        edits.append(stretch.temporal)
-    truth = TrueCopy(name, ref.name, begin, begin + len(copied.rows), stretch.start_s, stretch.end_s, tuple(edits))
-    return MadePair(_joined(name, [before, copied, after]), ref, (truth,))
+    start = len(before.rows)
+    edits = sorted({type(step).__name__.lower() for step in section.edit.steps})
+    if section.temporal != "none":
+        edits.append(section.temporal)
+    truth = TrueCopy(name, ref.name, start, start + len(copied.rows), section.start_s, section.end_s, tuple(edits))
+    return SyntheticPair(_concatenate(name, [before, copied, after]), ref, (truth,))
 
 
 def _programme(rng: np.random.Generator, others: Sequence[Recording]) -> Recording:
-    """Some seconds of some other video."""
+    """Some seconds of another video."""
     other = others[int(rng.integers(len(others)))]
     length = min(int(rng.integers(*PROGRAMME_S)), len(other.rows))
     first = int(rng.integers(0, len(other.rows) - length + 1))
     return Recording(other.name, other.rows[first : first + length], other.informative[first : first + length])
 
 
-def _joined(name: str, parts: Sequence[Recording]) -> Recording:
+def _concatenate(name: str, parts: Sequence[Recording]) -> Recording:
     return Recording(
         name,
         np.concatenate([part.rows for part in parts]),

@@ -1,8 +1,8 @@
-"""What copiers do to a picture, drawn at random: the spatial edits that training learns to see through.
+"""Random spatial edits, as copiers make them: training teaches the networks to ignore them.
 
-`draw_edit` freezes all parameters in an `Edit`, which then does the same to every picture of a clip; only noise differs
-from picture to picture. An edit keeps the picture's size, as a broadcast keeps its raster. All lengths are shares of
-the picture's sides, so one edit suits any size.
+`draw_edit` fixes all parameters in an `Edit`, which then does the same to every picture of a clip; only noise differs
+from picture to picture. An edit does not change the size of a picture. All lengths are shares of the sides of the
+picture, so one edit applies to any size.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ BILINEAR = Image.Resampling.BILINEAR
 LETTERS = "ABCDEFGHIJKLMNOPRSTUVWZ abcdefghiklmnoprstuvwz 0123456789 .,:!-"
 
 
-class Step(Protocol):
-    """One thing done to a picture; its size stays."""
+class EditStep(Protocol):
+    """One operation on a picture; it does not change its size."""
 
     def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edit:
-    """Steps with all parameters fixed, so that a clip is edited alike from its first picture to its last."""
+    """Steps with all parameters fixed, so that all pictures of a clip are edited alike."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[EditStep, ...]
 
     def __call__(self, picture: Picture, rng: np.random.Generator) -> Picture:
-        """The edited picture, same shape; rng only makes the noise."""
+        """The edited picture, of the same shape; rng is used for noise only."""
         image = Image.fromarray(picture)
         for step in self.steps:
             image = step(image, rng)
@@ -51,12 +51,12 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """Only the box is kept, stretched over the whole picture."""
+    """The box alone, stretched over the full picture."""
 
     box: Box
 
     def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-        return picture.resize(picture.size, BILINEAR, box=_exact(self.box, picture.size))
+        return picture.resize(picture.size, BILINEAR, box=_to_pixels(self.box, picture.size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,24 +64,24 @@ class Inset:
     """The picture squeezed into a box: borders, letterbox, picture-in-picture and split screen, by box and backdrop."""
 
     box: Box
-    backdrop: Picture | Colour | None  # None: the picture itself, blurred and blown up, as vertical players do
+    backdrop: Picture | Colour | None  # None: the picture itself, blurred and enlarged, as players of upright videos do
 
     def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
         if self.backdrop is None:
-            tiny = picture.resize((12, 12), BILINEAR, box=_exact((0.2, 0.2, 0.8, 0.8), picture.size))
+            tiny = picture.resize((12, 12), BILINEAR, box=_to_pixels((0.2, 0.2, 0.8, 0.8), picture.size))
             canvas = tiny.resize(picture.size, BILINEAR)
         elif isinstance(self.backdrop, tuple):
             canvas = Image.new("RGB", picture.size, self.backdrop)
         else:
             canvas = Image.fromarray(self.backdrop).resize(picture.size, BILINEAR)
-        left, top, right, bottom = (round(x) for x in _exact(self.box, picture.size))
+        left, top, right, bottom = (round(x) for x in _to_pixels(self.box, picture.size))
         canvas.paste(picture.resize((max(8, right - left), max(8, bottom - top)), BILINEAR), (left, top))
         return canvas
 
 
 @dataclass(frozen=True, slots=True)
 class Warp:
-    """The four corners moved (top left, top right, bottom right, bottom left); what is outside becomes one colour."""
+    """The four corners moved (top left, top right, bottom right, bottom left); the outside has one colour."""
 
     corners: tuple[tuple[float, float], ...]  # where the output's corners lie in the input, as shares
     outside: Colour
@@ -126,7 +126,7 @@ class Recolour:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blend:
-    """Another picture shining through, as in a cross-fade or a large watermark."""
+    """Another picture blended in, as in a cross-fade or a large watermark."""
 
     other: Picture
     share: float
@@ -139,8 +139,8 @@ class Blend:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
-    """A box with words in it; without a fill, words alone."""
+class TextBox:
+    """A box with text in it; without a fill, text alone."""
 
     box: Box
     words: str
@@ -151,29 +151,29 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
-    """Labels laid over the picture: logos, tickers, subtitles, banners."""
+    """Text boxes drawn over the picture: logos, tickers, subtitles, banners."""
 
-    labels: tuple[Label, ...]
+    boxes: tuple[TextBox, ...]
 
     def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-        layer = _painted(self.labels, picture.size)
+        layer = _draw_layer(self.boxes, picture.size)
         out = picture.copy()
         out.paste(layer, (0, 0), layer)
         return out
 
 
 @lru_cache(maxsize=8)
-def _painted(labels: tuple[Label, ...], size: tuple[int, int]) -> Image.Image:
+def _draw_layer(boxes: tuple[TextBox, ...], size: tuple[int, int]) -> Image.Image:
     layer = Image.new("RGBA", size)
     draw = ImageDraw.Draw(layer)
-    for label in labels:
-        left, top, right, bottom = _exact(label.box, size)
-        if label.fill is not None:
-            (draw.ellipse if label.round_shape else draw.rectangle)((left, top, right, bottom), fill=label.fill)
-        if label.words:
+    for one in boxes:
+        left, top, right, bottom = _to_pixels(one.box, size)
+        if one.fill is not None:
+            (draw.ellipse if one.round_shape else draw.rectangle)((left, top, right, bottom), fill=one.fill)
+        if one.words:
             font = _font(max(6, int((bottom - top) * 0.8)))
-            edge = 1 if label.fill is None else 0
-            draw.text((left, top), label.words, label.ink, font, stroke_width=edge, stroke_fill=(0, 0, 0, label.ink[3]))
+            edge = 1 if one.fill is None else 0
+            draw.text((left, top), one.words, one.ink, font, stroke_width=edge, stroke_fill=(0, 0, 0, one.ink[3]))
     return layer
 
 
@@ -197,7 +197,7 @@ class Blur:
 
 @dataclass(frozen=True, slots=True)
 class Rescale:
-    """Made small and large again."""
+    """Reduced and enlarged again."""
 
     factor: float
     blocky: bool
@@ -212,7 +212,7 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Grain: fresh in every picture."""
+    """Grain: different in every picture."""
 
     sigma: float
     grey: bool
@@ -226,7 +226,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Jpeg:
-    """Compressed hard."""
+    """Compressed strongly."""
 
     quality: int
 
@@ -240,13 +240,13 @@ class Jpeg:
 
 
 def draw_edit(rng: np.random.Generator, strength: float = 1.0, backdrop: Picture | None = None) -> Edit:
-    """An edit drawn at random; strength 0 leaves pictures nearly alone, 1 is what the boldest copier does.
+    """A random edit; strength 0 changes pictures hardly at all, 1 is the strongest that copiers do.
 
-    backdrop, if given, is some other picture: behind a picture-in-picture, beside a split screen, shining through.
+    backdrop, if given, is another picture: behind a picture-in-picture, beside a split screen, or blended in.
     """
     if not 0 <= strength <= 1:
         raise ValueError(f"strength must be within 0 and 1, got {strength}")
-    groups: list[tuple[float, Callable[[np.random.Generator, float, Picture | None], list[Step]]]] = [
+    groups: list[tuple[float, Callable[[np.random.Generator, float, Picture | None], list[EditStep]]]] = [
         (0.85, draw_geometry),
         (0.65, draw_colour),
         (0.55, draw_overlays),
@@ -254,17 +254,17 @@ def draw_edit(rng: np.random.Generator, strength: float = 1.0, backdrop: Picture
     ]
     if rng.random() < 0.3:  # a copy of a copy: any order
         groups = [groups[i] for i in rng.permutation(len(groups))]
-    how_often = 0.4 + 0.6 * strength
-    steps: list[Step] = []
+    frequency = 0.4 + 0.6 * strength
+    steps: list[EditStep] = []
     for chance, draw in groups:
-        if rng.random() < chance * how_often:
+        if rng.random() < chance * frequency:
             steps += draw(rng, strength, backdrop)
     return Edit(tuple(steps))
 
 
-def draw_geometry(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def draw_geometry(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     """Flip, and one or two of: crop, borders, bars, picture-in-picture, split screen, warp."""
-    steps: list[Step] = [Flip()] if rng.random() < 0.3 * strength else []
+    steps: list[EditStep] = [Flip()] if rng.random() < 0.3 * strength else []
     kinds = ["crop", "zoom", "borders", "bars", "inset", "split", "warp"]
     chances = np.array([0.22, 0.1, 0.1, 0.14, 0.18 * strength, 0.12 * strength, 0.18])
     for kind in rng.choice(kinds, size=1 if rng.random() < 0.7 else 2, p=chances / chances.sum()):
@@ -272,62 +272,62 @@ def draw_geometry(rng: np.random.Generator, strength: float, backdrop: Picture |
     return steps
 
 
-def _crop(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def _crop(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     keep_x, keep_y = 1 - strength * 0.5 * rng.random(2) ** 1.3
     x, y = rng.random() * (1 - keep_x), rng.random() * (1 - keep_y)
     return [Crop((x, y, x + keep_x, y + keep_y))]
 
 
-def _zoom(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def _zoom(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     edge = strength * 0.22 * rng.random()
     return [Crop((edge, edge, 1 - edge, 1 - edge))]
 
 
-def _borders(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def _borders(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     left, top, right, bottom = strength * 0.2 * rng.random(4)
-    return [Inset((left, top, 1 - right, 1 - bottom), _behind(rng, None))]
+    return [Inset((left, top, 1 - right, 1 - bottom), _random_backdrop(rng, None))]
 
 
-def _bars(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def _bars(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     bar = (0.04 + 0.2 * rng.random()) * (0.3 + 0.7 * strength)
     wide = rng.random() < 0.5
-    steps: list[Step] = []
-    if rng.random() < 0.4:  # the aspect is kept, so the long side loses its ends
+    steps: list[EditStep] = []
+    if rng.random() < 0.4:  # the aspect is retained, so the long side loses its ends
         steps.append(Crop((bar, 0, 1 - bar, 1) if wide else (0, bar, 1, 1 - bar)))
     black = (0, 0, 0)
-    behind = black if rng.random() < 0.7 else _behind(rng, None)
+    behind = black if rng.random() < 0.7 else _random_backdrop(rng, None)
     return [*steps, Inset((0, bar, 1, 1 - bar) if wide else (bar, 0, 1 - bar, 1), behind)]
 
 
-def _inset(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def _inset(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     size = 1 - strength * (0.12 + 0.56 * rng.random())
     w, h = np.clip(size * np.exp(rng.normal(0, 0.08, 2)), 0.3, 0.97)
     x, y = rng.random() * (1 - w), rng.random() * (1 - h)
-    return [Inset((x, y, x + w, y + h), _behind(rng, backdrop))]
+    return [Inset((x, y, x + w, y + h), _random_backdrop(rng, backdrop))]
 
 
-def _split(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def _split(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     share = rng.uniform(0.42, 0.7)
     across, first, squeezed = rng.random(3) < (0.65, 0.5, 0.4)
     start, end = (0.0, share) if first else (1 - share, 1.0)
     middle = (1 - share) * rng.random()
     cut = (middle, 0.0, middle + share, 1.0) if across else (0.0, middle, 1.0, middle + share)
     box = (start, 0.0, end, 1.0) if across else (0.0, start, 1.0, end)
-    steps: list[Step] = [] if squeezed else [Crop(cut)]
-    return [*steps, Inset(box, _behind(rng, backdrop))]
+    steps: list[EditStep] = [] if squeezed else [Crop(cut)]
+    return [*steps, Inset(box, _random_backdrop(rng, backdrop))]
 
 
-def _warp(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def _warp(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     angle = math.radians(strength * rng.uniform(-15, 15)) if rng.random() < 0.6 else 0.0
     jitter = strength * rng.uniform(-0.1, 0.1, (4, 2)) if rng.random() < 0.6 else np.zeros((4, 2))
     zoom = 1 - strength * rng.uniform(-0.05, 0.25)
     corners = np.array([(-0.5, -0.5), (0.5, -0.5), (0.5, 0.5), (-0.5, 0.5)]) * zoom
     turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     moved = corners @ turn.T + 0.5 + jitter
-    return [Warp(tuple((float(x), float(y)) for x, y in moved), _colour(rng))]
+    return [Warp(tuple((float(x), float(y)) for x, y in moved), _random_colour(rng))]
 
 
-_GEOMETRY: dict[str, Callable[[np.random.Generator, float, Picture | None], list[Step]]] = {
+_GEOMETRY: dict[str, Callable[[np.random.Generator, float, Picture | None], list[EditStep]]] = {
     "crop": _crop,
     "zoom": _zoom,
     "borders": _borders,
@@ -338,7 +338,7 @@ _GEOMETRY: dict[str, Callable[[np.random.Generator, float, Picture | None], list
 }
 
 
-def draw_colour(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def draw_colour(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     """One linear map for grey, hue, saturation, tint, contrast and brightness, and a gamma."""
     saturation = 0.0 if rng.random() < 0.25 * strength else float(np.exp(strength * rng.normal(0, 0.5)))
     spread = math.pi if rng.random() < 0.3 * strength else 0.4 * strength
@@ -355,61 +355,68 @@ def draw_colour(rng: np.random.Generator, strength: float, backdrop: Picture | N
     offset = np.full(3, 127.5 * (1 - contrast) + brightness)
     matrix = tuple(float(x) for x in np.hstack([mix, offset[:, None]]).ravel())
     gamma = float(np.exp(strength * rng.uniform(-0.7, 0.7))) if rng.random() < 0.5 else 1.0
-    steps: list[Step] = [Recolour(matrix, gamma)]
+    steps: list[EditStep] = [Recolour(matrix, gamma)]
     if backdrop is not None and rng.random() < 0.08 * strength:
         steps.append(Blend(backdrop, rng.uniform(0.1, 0.35)))
     return steps
 
 
-def draw_overlays(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def draw_overlays(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     """One to three of: logo, ticker, subtitles, banner, box."""
-    labels: list[Label] = []
+    boxes: list[TextBox] = []
     for kind in rng.choice(["logo", "ticker", "subtitles", "banner", "box"], size=rng.integers(1, 4)):
-        labels += _LABELS[kind](rng, strength)
-    return [Overlay(tuple(labels))]
+        boxes += _TEXT_BOXES[kind](rng, strength)
+    return [Overlay(tuple(boxes))]
 
 
-def _logo(rng: np.random.Generator, strength: float) -> list[Label]:
+def _logo(rng: np.random.Generator, strength: float) -> list[TextBox]:
     w, h = (0.08 + 0.2 * strength * rng.random(2)) * (1.0, 0.8)
     x = 0.04 if rng.random() < 0.5 else 0.96 - w
     y = 0.04 if rng.random() < 0.6 else 0.96 - h
-    fill = _ink(rng) if rng.random() < 0.7 else None
-    return [Label((x, y, x + w, y + h), _words(rng, 2, 6), fill, _ink(rng), bool(rng.random() < 0.4))]
+    fill = _random_ink(rng) if rng.random() < 0.7 else None
+    return [TextBox((x, y, x + w, y + h), _random_words(rng, 2, 6), fill, _random_ink(rng), bool(rng.random() < 0.4))]
 
 
-def _ticker(rng: np.random.Generator, strength: float) -> list[Label]:
+def _ticker(rng: np.random.Generator, strength: float) -> list[TextBox]:
     h = 0.05 + 0.1 * strength * rng.random()
     y = (1 - h) if rng.random() < 0.8 else rng.uniform(0, 0.06)
-    return [Label((0, y, 1, y + h), _words(rng, 30, 60), _ink(rng), _ink(rng))]
+    return [TextBox((0, y, 1, y + h), _random_words(rng, 30, 60), _random_ink(rng), _random_ink(rng))]
 
 
-def _subtitles(rng: np.random.Generator, strength: float) -> list[Label]:
+def _subtitles(rng: np.random.Generator, strength: float) -> list[TextBox]:
     h = 0.05 + 0.05 * strength * rng.random()
     y = rng.uniform(0.65, 0.92) if rng.random() < 0.85 else rng.uniform(0.02, 0.2)
     white = (255, 255, rng.choice([255, 80]).item(), 255)
-    labels = []
+    boxes = []
     for line in range(rng.integers(1, 3)):
         x = rng.uniform(0.05, 0.35)
         fill = (0, 0, 0, 150) if rng.random() < 0.25 else None
-        labels.append(Label((x, y - line * h, 1 - x, y - line * h + h), _words(rng, 8, 32), fill, white))
-    return labels
+        boxes.append(TextBox((x, y - line * h, 1 - x, y - line * h + h), _random_words(rng, 8, 32), fill, white))
+    return boxes
 
 
-def _banner(rng: np.random.Generator, strength: float) -> list[Label]:
+def _banner(rng: np.random.Generator, strength: float) -> list[TextBox]:
     h = 0.12 + 0.2 * strength * rng.random()
     x, w = rng.uniform(0, 0.15), rng.uniform(0.5, 1.0)
     y = rng.uniform(0.6, 1 - h) if rng.random() < 0.8 else 0.0
-    upper = Label((x, y, x + w, y + h / 2), _words(rng, 8, 20), _ink(rng), _ink(rng))
-    return [upper, Label((x, y + h / 2, x + w, y + h), _words(rng, 10, 30), _ink(rng), _ink(rng))]
+    upper = TextBox((x, y, x + w, y + h / 2), _random_words(rng, 8, 20), _random_ink(rng), _random_ink(rng))
+    return [
+        upper,
+        TextBox((x, y + h / 2, x + w, y + h), _random_words(rng, 10, 30), _random_ink(rng), _random_ink(rng)),
+    ]
 
 
-def _box(rng: np.random.Generator, strength: float) -> list[Label]:
+def _box(rng: np.random.Generator, strength: float) -> list[TextBox]:
     w, h = 0.1 + 0.35 * strength * rng.random(2)
     x, y = rng.random() * (1 - w), rng.random() * (1 - h)
-    return [Label((x, y, x + w, y + h), _words(rng, 0, 8), _ink(rng), _ink(rng), bool(rng.random() < 0.3))]
+    return [
+        TextBox(
+            (x, y, x + w, y + h), _random_words(rng, 0, 8), _random_ink(rng), _random_ink(rng), bool(rng.random() < 0.3)
+        )
+    ]
 
 
-_LABELS: dict[str, Callable[[np.random.Generator, float], list[Label]]] = {
+_TEXT_BOXES: dict[str, Callable[[np.random.Generator, float], list[TextBox]]] = {
     "logo": _logo,
     "ticker": _ticker,
     "subtitles": _subtitles,
@@ -418,9 +425,9 @@ _LABELS: dict[str, Callable[[np.random.Generator, float], list[Label]]] = {
 }
 
 
-def draw_quality(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[Step]:
+def draw_quality(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
     """One to three of: blur, down and up, noise, JPEG."""
-    steps: list[Step] = []
+    steps: list[EditStep] = []
     for kind in rng.permutation(["blur", "rescale", "noise", "jpeg"])[: rng.integers(1, 4)]:
         if kind == "blur":
             steps.append(Blur(strength * rng.uniform(0.002, 0.018)))
@@ -433,30 +440,30 @@ def draw_quality(rng: np.random.Generator, strength: float, backdrop: Picture | 
     return steps
 
 
-def _behind(rng: np.random.Generator, backdrop: Picture | None) -> Picture | Colour | None:
+def _random_backdrop(rng: np.random.Generator, backdrop: Picture | None) -> Picture | Colour | None:
     if backdrop is not None and rng.random() < 0.6:
         return backdrop
-    return None if rng.random() < 0.35 else _colour(rng)
+    return None if rng.random() < 0.35 else _random_colour(rng)
 
 
-def _colour(rng: np.random.Generator) -> Colour:
+def _random_colour(rng: np.random.Generator) -> Colour:
     if rng.random() < 0.5:
         return (0, 0, 0)
     r, g, b = (int(x) for x in rng.integers(0, 256, 3))
     return (r, g, b)
 
 
-def _ink(rng: np.random.Generator) -> tuple[int, int, int, int]:
+def _random_ink(rng: np.random.Generator) -> tuple[int, int, int, int]:
     r, g, b = (int(x) for x in rng.integers(0, 256, 3))
     alpha = 255 if rng.random() < 0.6 else int(rng.integers(90, 255))
     return (r, g, b, alpha)
 
 
-def _words(rng: np.random.Generator, least: int, most: int) -> str:
+def _random_words(rng: np.random.Generator, least: int, most: int) -> str:
     return "".join(LETTERS[i] for i in rng.integers(0, len(LETTERS), rng.integers(least, most + 1)))
 
 
-def _exact(box: Box, size: tuple[int, int]) -> Box:
+def _to_pixels(box: Box, size: tuple[int, int]) -> Box:
     w, h = size
     left, top, right, bottom = box
     return (max(0.0, left) * w, max(0.0, top) * h, min(1.0, right) * w, min(1.0, bottom) * h)

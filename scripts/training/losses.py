@@ -1,6 +1,6 @@
-"""The losses of the Mask-Step CNN: L = Lm + lambda * Ls, as the paper writes them, and the options of our own recipe.
+"""The losses of the Mask-Step CNN: L = Lm + lambda * Ls, as in the paper, and the options of our own recipe.
 
-A batch's loss is the mean of its pairs' losses. A pair without responsible cells (a negative) has no step loss.
+The loss of a batch is the mean over its pairs. A pair without responsible cells (a negative) has no step loss.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def mask_loss(
 ) -> Tensor:
     """Lm: the mean over a matrix's cells of -log y of the true class, from logits [B, 2, M, N] and R [B, M, N].
 
-    `counted` [B, M, N] leaves cells out of the mean (padding, ties), or counts them in part. Beyond the paper: cells
-    in R weigh `path_weight`, and every cell (1 - y)^focus, so that easy background does not drown the path (focal).
+    `counted` [B, M, N] excludes cells from the mean (padding, ties) or weighs them. Beyond the paper: cells in R weigh
+    `path_weight`, and every cell (1 - y)^focus, so that easy background does not dominate the path (focal loss).
     """
     log_y = F.log_softmax(mask_logits, dim=1)
     log_true = torch.where(on_path, log_y[:, 1], log_y[:, 0])

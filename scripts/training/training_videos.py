@@ -1,4 +1,4 @@
-"""Films as small square pictures, four a second, decoded once and mapped from disk: what the encoder learns from."""
+"""Training videos as small square pictures, four per second, decoded once and mapped from disk."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from PIL import Image
 
 from reference_db.store.disk import atomic_file
 
-CACHE_SIDE = 208  # a little more than the network reads, so that crops keep some detail
+CACHE_SIDE = 208  # larger than the input of the network, so that crops have detail
 CACHE_FPS = 4
-GREY_SIDE = 16  # the small grey picture that tells whether two moments look alike
+GREY_SIDE = 16  # of the small grey picture by which two moments are compared
 VIDEO_SUFFIXES = {".mp4", ".mkv", ".mov", ".webm", ".ts", ".avi", ".m4v"}
-ALIKE = 0.985  # correlation of small grey pictures above which two moments show the same
-FLAT = 8.0  # grey levels of spread below which a picture is not learnt from
+ALIKE = 0.985  # correlation of small grey pictures above which two moments look the same
+FLAT = 8.0  # spread in grey levels below which a picture is not used
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Films:
-    """All pictures of all films, one after the other, at about CACHE_FPS."""
+    """All pictures of all videos, one after the other, at about CACHE_FPS."""
 
     names: list[str]
     starts: NDArray[np.int64]  # [films + 1]
     pictures: NDArray[np.uint8]  # [n, side, side, 3], mapped from disk
-    seconds: NDArray[np.float32]  # [n] time in its film
+    seconds: NDArray[np.float32]  # [n] time in the video
     greys: NDArray[np.float32]  # [n, 256] zero mean, unit length
     spread: NDArray[np.float32]  # [n] of luminance, in grey levels
 
@@ -60,7 +60,7 @@ def decode(path: Path) -> Iterator[tuple[float, NDArray[np.uint8]]]:
 
 
 def load_films(folder: Path, cache: Path) -> Films:
-    """Every video of the folder, decoded once and then mapped from the cache."""
+    """The pictures of all videos of the folder, decoded once and then mapped from the cache."""
     paths = sorted(p for p in folder.iterdir() if p.suffix.lower() in VIDEO_SUFFIXES)
     if not paths:
         raise SystemExit(f"no videos in {folder}")
@@ -105,11 +105,11 @@ def _decode_all(paths: list[Path], table: Path, pixels: Path) -> None:
 
 
 def is_held_back(name: str, share: float) -> bool:
-    """Whether a film is kept for the held-back accuracy; decided by its name alone."""
+    """Whether a video is held back for measuring; decided by its name alone."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") < share * 2**32
 
 
-def squares(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
-    """The pictures at another side, [n, side, side, 3]."""
+def resize_pictures(pictures: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """The pictures resized to [n, side, side, 3]."""
     size = (side, side)
     return np.stack([np.asarray(Image.fromarray(p).resize(size, Image.Resampling.BILINEAR)) for p in pictures])

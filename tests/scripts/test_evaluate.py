@@ -49,7 +49,7 @@ main = load_script()
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What every command is told: the encoder, the network and a shelf of features."""
+    """The options of every command: the encoder, the network and a cache of features."""
     folder = tmp_path_factory.mktemp("weights")
     write_grid(folder / "grid.onnx", around_mean=True)
     save_mask_step(plain_net(), folder / "net.safetensors", trained_on="grid", configuration={})
@@ -62,8 +62,8 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     ]
 
 
-def air(parts: list[tuple[int, float, int]]) -> Iterator[tuple[float, NDArray[np.uint8]]]:
-    """Pictures of a channel: pieces of films by seed, from a second on, so many seconds long."""
+def channel_pictures(parts: list[tuple[int, float, int]]) -> Iterator[tuple[float, NDArray[np.uint8]]]:
+    """Pictures of a channel: sections of films, each by seed, first second and length."""
     number = 0
     for seed, start_s, length_s in parts:
         for n in range(length_s * FPS):
@@ -79,7 +79,7 @@ def broadcast(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "references").mkdir()
     for seed in (1, 2):
         media.write_film(folder / "references" / f"film{seed}.mp4", seed, 40, fps=FPS, **SIDES)
-    media.write_clip(folder / "ch0.ts", air([(90, 0, 14), (1, 10, 18), (91, 0, 14)]), fps=FPS)
+    media.write_clip(folder / "ch0.ts", channel_pictures([(90, 0, 14), (1, 10, 18), (91, 0, 14)]), fps=FPS)
     truth = {
         "channel": "ch0",
         "reference": "film1",
@@ -95,16 +95,17 @@ def broadcast(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def as_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main([*arguments, "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
-def rows_of(told: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {row["row"]: row for row in told["rows"]}
+def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["row"]: row for row in report["rows"]}
 
 
 def test_broadcast_has_every_row(broadcast: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    rows = rows_of(as_json(capsys, "broadcast", str(broadcast), *options, "--bank", str(broadcast / "references")))
+    background = ["--background", str(broadcast / "references")]
+    rows = rows_of(as_json(capsys, "broadcast", str(broadcast), *options, *background))
     assert list(rows) == [row.name for row in ROWS]
     for row in ROWS:
         if row.sequence:
@@ -128,7 +129,7 @@ def test_broadcast_prints_a_table_and_draws_plots(
     assert "1 channels, 0.01 h, 2 references, 1 copies" in out
     assert "IoU > 0.5" in out
     assert "HV+SE                   no SE weights" in out
-    assert "ours+norm in maps       no background bank" in out
+    assert "ours+norm in maps       no background videos" in out
     assert "recall by edit: logo 1/1" in out
     (plot,) = (tmp_path / "plots").glob("*.png")
     assert plot.name == "000-found-ch0-14-film1.png"
@@ -148,7 +149,7 @@ def test_a_copy_that_was_missed_and_a_false_alarm_are_named(
     assert "): ch0 14.0-32.0 film1 " in out.split("false (")[1]
 
 
-def test_air_without_copies_gives_false_alarms_an_hour(
+def test_a_broadcast_without_copies_gives_false_alarms_per_hour(
     broadcast: Path, options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("references", "ch0.ts"):
@@ -156,11 +157,11 @@ def test_air_without_copies_gives_false_alarms_an_hour(
     (tmp_path / "truth.jsonl").write_text("")
     assert main(["broadcast", str(tmp_path), *options, "--rows", "= ours"]) == 0
     out = capsys.readouterr().out
-    assert "an hour" in out
-    assert "1 false alarms (78.26 an hour)" in out  # film1 is aired, and nobody said so: 1 in 46 s
+    assert "per hour" in out
+    assert "1 false alarms (78.26 per hour)" in out  # film1 is shown but not in the truth: 1 in 46 s
 
 
-def test_sensitivity_tries_every_value(broadcast: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_sensitivity_runs_every_value(broadcast: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     rows = as_json(capsys, "sensitivity", str(broadcast), *options)["rows"]
     tried = [(letter, row[letter]) for row in rows for letter in ("tau", "sigma", "gamma") if letter in row]
     assert tried == [
@@ -172,13 +173,13 @@ def test_sensitivity_tries_every_value(broadcast: Path, options: list[str], caps
     assert rows[2]["own"]["iou>0.5"]["f1"] == 1.0
 
 
-def test_pairs_are_made_and_tried(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pairs_are_made_and_evaluated(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(3):
         media.write_film(tmp_path / f"film{seed}.mp4", seed, 24, fps=FPS, **SIDES)
     arguments = ["pairs", str(tmp_path), *options, "--per-video", "2", "--strength", "0", "--seed", "3"]
-    told = as_json(capsys, *arguments)
-    assert told["about"] == "9 pairs of 3 videos, 6 copies, 3 of strangers"
-    rows = rows_of(told)
+    report = as_json(capsys, *arguments)
+    assert report["about"] == "9 pairs of 3 videos, 6 copies, 3 unrelated"
+    rows = rows_of(report)
     assert list(rows) == [row.name for row in ROWS]
     assert rows["+refined = ours"]["true_copies"] == 6
     assert rows["+refined = ours"]["best"]["iou>0"]["f1"] > 0.5
@@ -187,7 +188,7 @@ def test_pairs_are_made_and_tried(options: list[str], tmp_path: Path, capsys: py
 def write_labelled_videos(folder: Path) -> Path:
     """Two videos by id: the second shows seconds 8 to 20 of the first from its second 10 on."""
     media.write_film(folder / f"{FILM}.mp4", 1, 30, fps=FPS, **SIDES)
-    media.write_clip(folder / f"{COPY}.mkv", air([(90, 0, 10), (1, 8, 12), (91, 0, 8)]), fps=FPS)
+    media.write_clip(folder / f"{COPY}.mkv", channel_pictures([(90, 0, 10), (1, 8, 12), (91, 0, 8)]), fps=FPS)
     return folder
 
 
@@ -198,11 +199,11 @@ def test_vcdb_labels(options: list[str], tmp_path: Path, capsys: pytest.CaptureF
     (labels / "label_file.json").write_text(json.dumps(shared))
     (labels / "pair_file.csv").write_text(f"query_id,reference_id\n{COPY},{FILM}\n{FILM},{FILM}\n{FILM},gone\n")
     videos = write_labelled_videos(tmp_path)
-    told = as_json(capsys, "annotations", "vcdb", str(labels), str(videos), *options)
-    assert told["missing_videos"] == ["gone"]
-    assert "2 pairs, 2 labelled stretches of 3" in told["about"]
-    assert "1 of 3 videos are missing: gone" in told["about"]
-    assert rows_of(told)["+refined = ours"]["own"]["iou>0.5"]["sr"] == 1.0
+    report = as_json(capsys, "annotations", "vcdb", str(labels), str(videos), *options)
+    assert report["missing_videos"] == ["gone"]
+    assert "2 pairs, 2 labelled sections of 3" in report["about"]
+    assert "1 of 3 videos are missing: gone" in report["about"]
+    assert rows_of(report)["+refined = ours"]["own"]["iou>0.5"]["sr"] == 1.0
 
 
 def test_fivr_labels(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,14 +211,14 @@ def test_fivr_labels(options: list[str], tmp_path: Path, capsys: pytest.CaptureF
     videos = write_labelled_videos(tmp_path)
     media.write_film(videos / f"{OTHER}.mp4", 55, 12, fps=FPS, **SIDES)
     arguments = ["annotations", "fivr", str(tmp_path / "labels.txt"), str(videos), *options, "--all-pairs"]
-    told = as_json(capsys, *arguments)
-    assert told["missing_videos"] == []
-    assert "3 pairs, 2 labelled stretches of 2" in told["about"]  # the third pair is of strangers
-    assert rows_of(told)["+refined = ours"]["own"]["iou>0.5"]["sr"] == 0.5
+    report = as_json(capsys, *arguments)
+    assert report["missing_videos"] == []
+    assert "3 pairs, 2 labelled sections of 2" in report["about"]  # the third pair is unrelated
+    assert rows_of(report)["+refined = ours"]["own"]["iou>0.5"]["sr"] == 0.5
 
 
 @pytest.mark.parametrize("command", [["broadcast"], ["sensitivity"], ["pairs"], ["annotations", "fivr", "missing"]])
-def test_a_folder_without_videos_is_one_sentence(
+def test_a_folder_without_videos_is_refused_in_one_sentence(
     command: list[str], options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*command, str(tmp_path), *options]) == 1

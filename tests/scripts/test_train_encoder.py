@@ -1,4 +1,4 @@
-"""Training of the frame encoder: a killed run ends where an unbroken one does, and no batch calls twins strangers."""
+"""Training of the frame encoder: a killed run resumes to the same weights, and look-alikes are no negatives."""
 
 from __future__ import annotations
 
@@ -46,31 +46,31 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(videos: Path, work: Path) -> list[str]:
     small = "--steps 3 --side 32 --last-side 64 --films 2 --frames-per-film 3 --others 2 --held-back 0 --workers 0"
-    fast = "--keep-every 1 --fit-pictures 20 --shrinkage --cache"
+    fast = "--checkpoint-every 1 --fit-pictures 20 --shrinkage --cache"
     place = [str(videos), str(work / "out.safetensors"), "--work", str(work)]
     return [sys.executable, str(SCRIPT), *place, *small.split(), *fast.split(), str(videos.parent / "cache")]
 
 
 def environment() -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(SCRIPT.parents[1])}
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(SCRIPT.parents[1]), os.environ["PYTHONPATH"]])}
 
 
 @pytest.mark.slow
-def test_a_killed_run_ends_where_an_unbroken_one_does(videos: Path, tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run(command(videos, whole), check=True, env=environment(), capture_output=True)
+def test_a_killed_run_resumes_and_ends_with_the_same_weights(videos: Path, tmp_path: Path) -> None:
+    uninterrupted, broken = tmp_path / "uninterrupted", tmp_path / "broken"
+    subprocess.run(command(videos, uninterrupted), check=True, env=environment(), capture_output=True)
 
     with subprocess.Popen(command(videos, broken), env=environment(), stderr=subprocess.PIPE, text=True) as run:
         assert run.stderr is not None
         for line in run.stderr:
-            if "kept step 1" in line:
+            if "saved step 1" in line:
                 run.kill()
     assert not (broken / "out.safetensors").exists()
     second = subprocess.run(command(videos, broken), check=True, env=environment(), capture_output=True, text=True)
 
     assert "resumed at step" in second.stderr
-    assert (broken / "out.safetensors").read_bytes() == (whole / "out.safetensors").read_bytes()
-    state = torch.load(whole / "checkpoint.pt", weights_only=True)
+    assert (broken / "out.safetensors").read_bytes() == (uninterrupted / "out.safetensors").read_bytes()
+    state = torch.load(uninterrupted / "checkpoint.pt", weights_only=True)
     assert state["config"]["side"] == 32
     assert state["step"] == 3
 
@@ -80,10 +80,10 @@ def test_a_killed_run_ends_where_an_unbroken_one_does(videos: Path, tmp_path: Pa
     assert refused.returncode != 0
     assert "other settings: seed" in refused.stderr
 
-    # What comes out is an encoder, with its hash beside it.
-    rows = load_encoder(whole / "out.safetensors").encode([np.full((40, 60, 3), 90, np.uint8)])
+    # The result is an encoder, with its hash beside it.
+    rows = load_encoder(uninterrupted / "out.safetensors").encode([np.full((40, 60, 3), 90, np.uint8)])
     assert rows.shape == (1, FEATURE_SIZE)
-    assert json.loads(_metadata(whole / "out.safetensors")["config"])["step"] == 3
+    assert json.loads(_metadata(uninterrupted / "out.safetensors")["config"])["step"] == 3
 
 
 def _metadata(path: Path) -> dict[str, str]:
@@ -99,7 +99,7 @@ def config(**changes: object) -> object:
     return train_encoder.Config(**(values | changes))
 
 
-def test_a_batch_depends_on_its_number_alone_and_spares_twins(videos: Path, tmp_path: Path) -> None:
+def test_a_batch_depends_on_its_number_alone_and_has_no_look_alikes_as_negatives(videos: Path, tmp_path: Path) -> None:
     films = load_films(videos, tmp_path)
     assert len(films.seconds) == 3 * 9 * CACHE_FPS
     np.testing.assert_allclose(films.seconds[:3], [0, 0.3, 0.5], atol=1e-3)  # of 10 a second, the first at or after
@@ -120,7 +120,7 @@ def test_a_batch_depends_on_its_number_alone_and_spares_twins(videos: Path, tmp_
     assert allowed.any()
 
 
-def test_held_back_films_are_never_learnt_from(videos: Path, tmp_path: Path) -> None:
+def test_held_back_videos_are_not_trained_on(videos: Path, tmp_path: Path) -> None:
     films = load_films(videos, tmp_path)
     held = [is_held_back(name, 0.5) for name in films.names]
     assert 0 < sum(held) < 3
@@ -128,21 +128,21 @@ def test_held_back_films_are_never_learnt_from(videos: Path, tmp_path: Path) -> 
     assert {bool(held[film]) for film in films.film_of[learnt]} == {False}
 
 
-def slow_loss(rows: torch.Tensor, allowed: torch.Tensor, temperature: float, koleo: float) -> float:
-    """Row by row, as the recipe says it."""
+def loss_by_definition(rows: torch.Tensor, allowed: torch.Tensor, temperature: float, koleo: float) -> float:
+    """Row by row."""
     n = len(rows) // 2
     total = 0.0
     for i in range(2 * n):
         partner = (i + n) % (2 * n)
-        strangers = [j for j in range(2 * n) if allowed[i % n, j % n]]
+        negatives = [j for j in range(2 * n) if allowed[i % n, j % n]]
         own = float(rows[i] @ rows[partner])
-        others = [float(rows[i] @ rows[j]) for j in strangers]
+        others = [float(rows[i] @ rows[j]) for j in negatives]
         total -= own / temperature - np.log(sum(np.exp(s / temperature) for s in [own, *others]))
         total -= koleo * np.log(np.sqrt(2 - 2 * max(others)))
     return total / (2 * n)
 
 
-def test_the_loss_is_what_the_slow_way_gives() -> None:
+def test_the_loss_is_that_of_the_definition() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = F.normalize(torch.randn(10, 16, generator=generator), dim=-1)
     rows[1] = rows[0]  # two moments look the same
@@ -151,6 +151,6 @@ def test_the_loss_is_what_the_slow_way_gives() -> None:
     strict, _ = train_encoder.loss_of(rows, allowed, 0.05, 0.0)
     allowed[0, 1] = allowed[1, 0] = False
     spared, accuracy = train_encoder.loss_of(rows, allowed, 0.05, 0.7)
-    assert float(spared) == pytest.approx(slow_loss(rows, allowed, 0.05, 0.7), rel=1e-3)
+    assert float(spared) == pytest.approx(loss_by_definition(rows, allowed, 0.05, 0.7), rel=1e-3)
     assert float(train_encoder.loss_of(rows, allowed, 0.05, 0.0)[0]) < float(strict) - 0.1
     assert accuracy == 1

@@ -1,4 +1,4 @@
-"""Planted features: films of random rows, channels with pieces of them, and a network that reads similarity alone."""
+"""Planted features: films of random rows, channels with sections of them, an encoder and a network without training."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def unit(rows: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def film(name: str, n_seconds: int, seed: int) -> Recording:
-    """A film in which no second is like another."""
+    """A film in which no two seconds are similar."""
     rows = np.random.default_rng(seed).standard_normal((n_seconds, 512))
     return Recording(name, unit(rows), np.ones(n_seconds, bool))
 
@@ -28,7 +28,7 @@ def cut(source: Recording, start_s: int, end_s: int) -> Recording:
 
 
 def blurred(source: Recording, amount: float, seed: int = 7) -> Recording:
-    """The film as a copier leaves it: each row moved by noise of this length."""
+    """A copy of the film: noise of this length is added to each row."""
     noise = unit(np.random.default_rng(seed).standard_normal(source.rows.shape))
     return Recording(source.name, unit(source.rows.astype(np.float64) + amount * noise), source.informative)
 
@@ -55,3 +55,21 @@ def plain_net() -> MaskStepNet:
         net.mask.bias[1] = -10.0
         net.step.bias[0] = 1.0
     return net.eval()
+
+
+class GridEncoder:
+    """An encoder without training, by the colours of 16 x 10 cells; it counts its pictures."""
+
+    def __init__(self, encoder_id: str = "grid/1") -> None:
+        self.encoder_id = encoder_id
+        self.n_pictures = 0
+
+    def encode(self, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float32]:
+        self.n_pictures += len(pictures)
+        rows = np.zeros((len(pictures), 512), np.float32)
+        for row, picture in zip(rows, pictures, strict=True):
+            height, width = picture.shape[:2]
+            cells = picture[: height // 10 * 10, : width // 16 * 16].reshape(10, height // 10, 16, width // 16, 3)
+            levels = cells.mean(axis=(1, 3)).ravel()
+            row[:480] = (levels - levels.mean()) / max(1e-6, float(np.linalg.norm(levels - levels.mean())))
+        return rows

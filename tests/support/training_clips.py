@@ -1,4 +1,4 @@
-"""Small clips and a small encoder, made on the spot."""
+"""Small clips, generated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slow, literal transcriptions of the paper's equations, to compare the fast ones with."""
+"""Literal transcriptions of the paper's equations, to compare the fast code with."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def responsible_targets(r: set[Cell], height: int, width: int) -> set[tuple[int,
     for i in range(height - 1):
         for j in range(width - 1):
             for category in range(3):
-                leads_on = next_cell(i, j, category) in r
-                if category == 0 and leads_on:
+                is_on_path = next_cell(i, j, category) in r
+                if category == 0 and is_on_path:
                     q.add((i, j, 0))
-                if category != 0 and leads_on and next_cell(i, j, 0) not in r:
+                if category != 0 and is_on_path and next_cell(i, j, 0) not in r:
                     q.add((i, j, category))
     return q
 

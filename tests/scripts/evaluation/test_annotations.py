@@ -40,7 +40,7 @@ def test_vcdb_by_its_json_file(tmp_path: Path) -> None:
     assert read_vcdb(folder / "label_file.json") == read_vcdb(folder)
 
 
-def test_fivr_gives_the_query_first_and_a_whole_second_where_start_is_end(tmp_path: Path) -> None:
+def test_fivr_gives_the_query_first_and_a_full_second_where_start_is_end(tmp_path: Path) -> None:
     path = tmp_path / "labels.txt"
     path.write_text("k_NT43aJ_Jw;JqnG9AZHp58;0;6;4.754;13.761\nk_NT43aJ_Jw;JqnG9AZHp58;6;6;177.767;183.298\n")
     (pair,) = read_fivr(path).pairs
@@ -60,13 +60,13 @@ def test_a_pair_is_a_channel_of_its_own(tmp_path: Path) -> None:
     assert pair.truth()[0] == TrueCopy(f"{FILM}-{COPY}", COPY, 21.0, 39.0, 0.0, 18.0)
 
 
-def test_only_pairs_with_both_videos_are_kept(tmp_path: Path) -> None:
+def test_pairs_without_both_videos_are_removed(tmp_path: Path) -> None:
     read = read_vcdb(write_vcdb(tmp_path)).among([FILM, OTHER])
     assert [pair.reference for pair in read.pairs] == [FILM, OTHER]
 
 
 @pytest.mark.parametrize("line", ["a;b;0;6;4.7", "a;b;0;6;x;13", "a,b,0,6,4,13", "a;b;0;6;4;13;2"])
-def test_a_line_that_is_no_label_is_named(tmp_path: Path, line: str) -> None:
+def test_an_invalid_line_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "labels.txt"
     path.write_text(f"a;b;0;6;4;13\n{line}\n")
     with pytest.raises(AnnotationError, match=r"labels\.txt:2: expected two ids and four numbers"):
@@ -74,7 +74,7 @@ def test_a_line_that_is_no_label_is_named(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["[[1, 2, 3]]", '[["a", 0, 1, 2]]', "[5]"])
-def test_a_vcdb_label_that_is_none_is_named(tmp_path: Path, label: str) -> None:
+def test_an_invalid_vcdb_label_is_named(tmp_path: Path, label: str) -> None:
     (tmp_path / "labels.json").write_text(f'{{"a-b": {label}}}')
     with pytest.raises(AnnotationError, match="a-b: expected four numbers"):
         read_vcdb(tmp_path)
@@ -89,7 +89,7 @@ def test_a_folder_without_labels_is_named(tmp_path: Path) -> None:
 
 def test_videos_are_found_by_id_below_the_folder(tmp_path: Path) -> None:
     (tmp_path / "deep").mkdir()
-    for name in (f"{FILM}.mp4", f"deep/{COPY}.flv", "stranger.mp4", f"{OTHER}.txt"):
+    for name in (f"{FILM}.mp4", f"deep/{COPY}.flv", "other.mp4", f"{OTHER}.txt"):
         (tmp_path / name).touch()
     found = find_videos(tmp_path, [FILM, COPY, OTHER])
     assert found == {FILM: tmp_path / f"{FILM}.mp4", COPY: tmp_path / "deep" / f"{COPY}.flv"}

@@ -1,4 +1,4 @@
-"""Whole matrices: maps in blocks, and paths against the slow version of Algorithm 1."""
+"""Full matrices: maps in blocks, and paths against a plain version of Algorithm 1."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation import full_matrix
-from evaluation.full_matrix import WholeMaps, WholeMatrix, compare, join, part_of, read_maps, walk, walk_by_diagonal
+from evaluation.full_matrix import FullMaps, FullMatrix, compare, crop, read_maps, stitch, walk, walk_by_diagonal
 from evaluation.recordings import Recording
 from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching.mask_step import MaskStepNet
@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 MATCHING = MatchParameters()
 
 
-def test_maps_do_not_depend_on_the_blocks_that_they_are_read_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_maps_do_not_depend_on_the_size_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     net = MaskStepNet().eval()
     cells = np.random.default_rng(0).uniform(-0.2, 1, (41, 23)).astype(np.float32)
@@ -41,10 +41,10 @@ def test_maps_do_not_depend_on_the_blocks_that_they_are_read_in(monkeypatch: pyt
     assert (at_once.step[:, -1] == NO_STEP).all()
 
 
-def test_unseen_and_uninformative_seconds_do_not_count() -> None:
+def test_missing_and_uninformative_seconds_do_not_count() -> None:
     ref = film("film", 12, 1)
     rows, informative = ref.rows.copy(), np.ones(12, bool)
-    rows[4] = 0.0  # not seen
+    rows[4] = 0.0  # missing
     informative[7] = False  # black
     matrix = compare(Recording("ch0", rows, informative & rows.any(axis=1)), ref)
     assert len(matrix.lives) == 12
@@ -54,7 +54,7 @@ def test_unseen_and_uninformative_seconds_do_not_count() -> None:
 
 
 @st.composite
-def maps(draw: st.DrawFn) -> tuple[WholeMatrix, WholeMaps]:
+def maps(draw: st.DrawFn) -> tuple[FullMatrix, FullMaps]:
     """A small matrix with random maps, some cells of which do not count."""
     height, width = draw(st.integers(1, 16)), draw(st.integers(1, 16))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
@@ -65,23 +65,23 @@ def maps(draw: st.DrawFn) -> tuple[WholeMatrix, WholeMaps]:
     mask = (rng.random((height, width)) ** 2).astype(np.float32)
     lives = tuple(LiveSecond(i + 5, np.ones(1, np.float32), True, 1.0) for i in range(height))
     return (
-        WholeMatrix(ReferenceId("film"), lives, np.zeros((width, 1), np.float32), similarity, counts),
-        WholeMaps(mask, step),
+        FullMatrix(ReferenceId("film"), lives, np.zeros((width, 1), np.float32), similarity, counts),
+        FullMaps(mask, step),
     )
 
 
-def told(paths: list[AlignmentPath]) -> list[tuple[object, ...]]:
-    """What the slow version knows of a path too; rows begin at second 5."""
+def summary(paths: list[AlignmentPath]) -> list[tuple[object, ...]]:
+    """The fields of a path that the oracle has too; rows begin at second 5."""
     out = [((p.start[0] - 5, p.start[1]), p.first, p.last, p.n_members, round(p.sum_weight, 4)) for p in paths]
     return sorted(out)
 
 
 @settings(max_examples=150, deadline=None)
 @given(maps(), st.booleans())
-def test_paths_are_those_of_the_slow_version(both: tuple[WholeMatrix, WholeMaps], by_diagonal: bool) -> None:
+def test_paths_are_those_of_the_oracle(both: tuple[FullMatrix, FullMaps], by_diagonal: bool) -> None:
     matrix, read = both
     found = (walk_by_diagonal if by_diagonal else walk)(matrix, read, MATCHING)
-    slow = oracles.align_whole(
+    expected_paths = oracles.align_whole(
         matrix.similarity, read.mask, read.step, matrix.counts, MATCHING.tau, MATCHING.sigma, by_diagonal=by_diagonal
     )
     expected = [
@@ -92,26 +92,26 @@ def test_paths_are_those_of_the_slow_version(both: tuple[WholeMatrix, WholeMaps]
             len(path.members),
             round(sum(path.weights), 4),
         )
-        for path in slow
+        for path in expected_paths
     ]
-    assert told(found) == sorted(expected)
+    assert summary(found) == sorted(expected)
 
 
 def test_a_cut_is_two_paths_and_one_segment() -> None:
     ref = film("film", 60, 1)
-    air = channel("ch0", [film("x", 10, 5), cut(ref, 10, 22), cut(ref, 26, 38), film("y", 10, 6)])
-    matrix = compare(blurred(air, 0.3), ref)
+    live = channel("ch0", [film("x", 10, 5), cut(ref, 10, 22), cut(ref, 26, 38), film("y", 10, 6)])
+    matrix = compare(blurred(live, 0.3), ref)
     read = read_maps(plain_net(), matrix.similarity)
     assert len(walk(matrix, read, MATCHING)) == 2
-    (segment,) = join(matrix, read, MATCHING)
+    (segment,) = stitch(matrix, read, MATCHING)
     assert (segment.live_start_s, segment.live_end_s) == (10, 34)
     assert (segment.ref_start_s, segment.ref_end_s) == (10, 38)
 
 
-def test_a_part_keeps_its_seconds_and_counts_columns_anew() -> None:
+def test_a_cropped_matrix_has_the_same_seconds_and_its_own_columns() -> None:
     ref = film("film", 30, 1)
     matrix = compare(ref, ref)
-    part, read = part_of(matrix, read_maps(plain_net(), matrix.similarity), slice(10, 20), slice(10, 25))
+    part, read = crop(matrix, read_maps(plain_net(), matrix.similarity), slice(10, 20), slice(10, 25))
     (path,) = walk(part, read, MATCHING)
     assert (path.first, path.last) == ((10, 0), (19, 9))
     assert part.similarity.shape == (10, 15)

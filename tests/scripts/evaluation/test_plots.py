@@ -1,4 +1,4 @@
-"""Plots: what is drawn is where it should be."""
+"""Plots: the four panels, the path and the true copy are drawn at their places."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ torch.set_num_threads(1)
 
 def test_the_sheet_has_four_panels_with_the_path_on_the_last() -> None:
     ref = film("film", 40, 1)
-    air = channel("ch0", [film("x", 10, 5), cut(ref, 10, 30), film("y", 10, 6)])
-    matrix = compare(air, ref)
+    live = channel("ch0", [film("x", 10, 5), cut(ref, 10, 30), film("y", 10, 6)])
+    matrix = compare(live, ref)
     maps = read_maps(plain_net(), matrix.similarity)
     sheet = draw_alignment(matrix, maps, walk(matrix, maps, MatchParameters()), (10, 10, 30, 30), "found")
     pixels = np.asarray(sheet)
@@ -25,9 +25,9 @@ def test_the_sheet_has_four_panels_with_the_path_on_the_last() -> None:
     width = 40 * zoom + MARGIN
     assert pixels.shape == (40 * zoom + 3 * MARGIN, 4 * width + MARGIN, 3)
 
-    def at(panel: int, live: float, ref_s: float) -> tuple[int, ...]:
-        shown = pixels[int(2 * MARGIN + live * zoom), int(MARGIN + panel * width + ref_s * zoom)]
-        return tuple(int(level) for level in shown)
+    def at(panel: int, live_s: float, ref_s: float) -> tuple[int, ...]:
+        pixel = pixels[int(2 * MARGIN + live_s * zoom), int(MARGIN + panel * width + ref_s * zoom)]
+        return tuple(int(level) for level in pixel)
 
     assert at(0, 20.2, 20.2) == (255, 255, 255)  # similarity 1 on the diagonal
     assert sum(at(0, 20.2, 30.2)) < 150

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from evaluation.scoring import (
     LEVELS,
+    Delays,
     FoundCopy,
     Rates,
     TrueCopy,
-    Waits,
     iou,
     overlap,
     read_truth,
@@ -25,7 +25,7 @@ from evaluation.scoring import (
 
 # channel  0....10....20....30....40....50
 # truth        AAAAAA      BBBBBB            A: film, B: film later on
-# found        aaa          bbbbbb    cc     a: half of A, b: B but for a second, c: nothing
+# found        aaa          bbbbbb    cc     a: half of A, b: B shifted by a second, c: false alarm
 A = TrueCopy("ch0", "film", 10, 20, 100, 110, ("logo", "speed1.25"))
 B = TrueCopy("ch0", "film", 30, 40, 200, 210)
 a = FoundCopy("ch0", "film", 10, 15, 100, 105, 0.9, 14.0)
@@ -60,7 +60,7 @@ def test_rates_by_level() -> None:
     assert result.own[0.0].f1 == pytest.approx(0.8)
 
 
-def test_the_best_threshold_leaves_the_false_alarm_out() -> None:
+def test_the_best_threshold_excludes_the_false_alarm() -> None:
     best = score([a, b, c], [A, B], threshold=0.0).best
     assert best[0.0].rates == Rates(1.0, 1.0)
     assert best[0.0].threshold == 0.8
@@ -71,7 +71,7 @@ def test_our_own_threshold_decides_what_is_an_alert() -> None:
     result = score([a, b, c], [A, B], threshold=0.85, hours=0.5)
     assert (result.n_found, result.false_alarms) == (1, 0)
     assert result.own[0.0] == Rates(1.0, 0.5)
-    assert result.best[0.0].rates == Rates(1.0, 1.0)  # the best threshold may use what is weaker
+    assert result.best[0.0].rates == Rates(1.0, 1.0)  # the best threshold may be lower
     low = score([a, b, c], [A, B], threshold=0.4, hours=0.5)
     assert low.false_alarms_per_hour == pytest.approx(2.0)
 
@@ -85,8 +85,8 @@ def test_a_copy_told_in_pieces_counts_each_piece() -> None:
 
 def test_seconds_to_alert_are_of_the_first_alert_of_each_found_copy() -> None:
     later = FoundCopy("ch0", "film", 16, 20, 106, 110, 0.95, 12.5)
-    assert score([a, later, b, c], [A, B], threshold=0.0).seconds_to_alert == Waits(6.0, 6.0)
-    assert score([a, later], [A, B], threshold=0.0).seconds_to_alert == Waits(2.5, 2.5)
+    assert score([a, later, b, c], [A, B], threshold=0.0).seconds_to_alert == Delays(6.0, 6.0)
+    assert score([a, later], [A, B], threshold=0.0).seconds_to_alert == Delays(2.5, 2.5)
     assert score([replace(a, detected_at=None)], [A], threshold=0.0).seconds_to_alert is None
 
 
@@ -95,7 +95,7 @@ def test_recall_by_edit_counts_a_copy_under_each_of_its_edits() -> None:
     assert result.recall_by_edit == {"logo": (1, 2), "none": (0, 1), "speed1.25": (1, 1)}
 
 
-def test_air_without_copies_has_only_false_alarms() -> None:
+def test_a_broadcast_without_copies_has_only_false_alarms() -> None:
     result = score([a, c], [], threshold=0.5, hours=2.0)
     assert (result.false_alarms, result.false_alarms_per_hour) == (1, 0.5)
     assert result.own[0.0] == Rates(0.0, 0.0)
@@ -133,10 +133,10 @@ def test_best_is_the_best_of_all_thresholds_tried_one_by_one(values: list[tuple[
     for level in LEVELS:
         tried = []
         for cut in {copy.score for copy in found}:
-            kept = [copy for copy in found if copy.score >= cut]
-            right = sum(any(overlap(copy, true) > level for true in (A, B)) for copy in kept)
-            hit = sum(any(overlap(copy, true) > level for copy in kept) for true in (A, B))
-            tried.append(Rates(right / len(kept), hit / 2).f1)
+            passing = [copy for copy in found if copy.score >= cut]
+            correct = sum(any(overlap(copy, true) > level for true in (A, B)) for copy in passing)
+            hit = sum(any(overlap(copy, true) > level for copy in passing) for true in (A, B))
+            tried.append(Rates(correct / len(passing), hit / 2).f1)
         assert result.best[level].rates.f1 == pytest.approx(max(tried, default=0.0))
         above = [copy for copy in found if copy.score >= result.best[level].threshold]
         assert score(above, [A, B], threshold=0.0).own[level].f1 == pytest.approx(max(tried, default=0.0))

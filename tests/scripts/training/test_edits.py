@@ -1,4 +1,4 @@
-"""Edits: each does what its name says, a drawn one does the same to every picture of a clip, and all sizes stay."""
+"""Edits: each does what its name says; a drawn one does the same to every picture of a clip and keeps its size."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from training.edits import (
     Blur,
     Crop,
     Edit,
+    EditStep,
     Flip,
     Inset,
     Jpeg,
-    Label,
     Noise,
     Overlay,
     Recolour,
     Rescale,
-    Step,
+    TextBox,
     Warp,
     draw_edit,
 )
@@ -50,84 +50,84 @@ def quarters(height: int = 80, width: int = 120) -> NDArray[np.uint8]:
     return picture
 
 
-def done(step: Step, picture: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
+def apply(step: EditStep, picture: NDArray[np.uint8], seed: int = 0) -> NDArray[np.uint8]:
     return Edit((step,))(picture, np.random.default_rng(seed))
 
 
-def test_crop_stretches_what_it_keeps() -> None:
-    assert (done(Crop((0.0, 0.0, 0.5, 0.5)), quarters())[:-2, :-2] == (255, 0, 0)).all()  # its edges are mixed
-    assert (done(Crop((0.5, 0.5, 1.0, 1.0)), quarters())[2:, 2:] == 255).all()
+def test_crop_stretches_its_box() -> None:
+    assert (apply(Crop((0.0, 0.0, 0.5, 0.5)), quarters())[:-2, :-2] == (255, 0, 0)).all()  # its edges are mixed
+    assert (apply(Crop((0.5, 0.5, 1.0, 1.0)), quarters())[2:, 2:] == 255).all()
 
 
-def test_an_inset_holds_the_whole_picture_on_its_backdrop() -> None:
-    out = done(Inset((0.25, 0.5, 0.75, 1.0), (9, 8, 7)), quarters())
+def test_an_inset_shows_the_full_picture_on_its_backdrop() -> None:
+    out = apply(Inset((0.25, 0.5, 0.75, 1.0), (9, 8, 7)), quarters())
     assert (out[:40] == (9, 8, 7)).all()
     assert (out[:, :30] == (9, 8, 7)).all()
     assert tuple(out[45, 35]) == (255, 0, 0)
     assert tuple(out[75, 35]) == (0, 0, 255)
     assert tuple(out[75, 85]) == (255, 255, 255)
     other = np.full((30, 30, 3), 77, np.uint8)
-    assert (done(Inset((0.5, 0.0, 1.0, 1.0), other), quarters())[:, :60] == 77).all()
+    assert (apply(Inset((0.5, 0.0, 1.0, 1.0), other), quarters())[:, :60] == 77).all()
 
 
-def test_an_inset_without_backdrop_lies_on_its_own_blur() -> None:
-    out = done(Inset((0.25, 0.0, 0.75, 1.0), None), np.full((80, 120, 3), (50, 60, 70), np.uint8))
+def test_an_inset_without_backdrop_has_its_own_blur_behind_it() -> None:
+    out = apply(Inset((0.25, 0.0, 0.75, 1.0), None), np.full((80, 120, 3), (50, 60, 70), np.uint8))
     assert (np.abs(out.astype(int) - (50, 60, 70)) <= 1).all()
 
 
 def test_a_warp_follows_its_corners() -> None:
     picture = rough()
-    assert np.abs(done(Warp(SQUARE, (0, 0, 0)), picture).astype(int) - picture).mean() < 1
-    turned = done(Warp(SQUARE[2:] + SQUARE[:2], (0, 0, 0)), quarters())  # upside down
+    assert np.abs(apply(Warp(SQUARE, (0, 0, 0)), picture).astype(int) - picture).mean() < 1
+    turned = apply(Warp(SQUARE[2:] + SQUARE[:2], (0, 0, 0)), quarters())  # upside down
     assert tuple(turned[10, 10]) == (255, 255, 255)
     assert tuple(turned[70, 110]) == (255, 0, 0)
-    away = done(Warp(((2.0, 2.0), (3.0, 2.0), (3.0, 3.0), (2.0, 3.0)), (5, 6, 7)), picture)
+    away = apply(Warp(((2.0, 2.0), (3.0, 2.0), (3.0, 3.0), (2.0, 3.0)), (5, 6, 7)), picture)
     assert (away == (5, 6, 7)).all()
 
 
 def test_flip_exchanges_left_and_right() -> None:
-    assert np.array_equal(done(Flip(), rough()), rough()[:, ::-1])
+    assert np.array_equal(apply(Flip(), rough()), rough()[:, ::-1])
 
 
-def test_recolour_maps_colours_and_bends_them() -> None:
+def test_recolour_maps_colours_and_applies_gamma() -> None:
     exchanged = (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 0.0)
-    assert np.array_equal(done(Recolour(exchanged, 1.0), rough()), rough()[..., [1, 2, 0]])
-    bent = done(Recolour(SAME, 2.0), np.full((9, 9, 3), 128, np.uint8))
+    assert np.array_equal(apply(Recolour(exchanged, 1.0), rough()), rough()[..., [1, 2, 0]])
+    bent = apply(Recolour(SAME, 2.0), np.full((9, 9, 3), 128, np.uint8))
     assert (bent == round(255 * (128 / 255) ** 2)).all()
 
 
-def test_blend_lets_another_picture_shine_through() -> None:
+def test_blend_mixes_another_picture_in() -> None:
     white = np.full((10, 10, 3), 255, np.uint8)
-    out = done(Blend(white, 0.2), np.zeros((40, 50, 3), np.uint8))
+    out = apply(Blend(white, 0.2), np.zeros((40, 50, 3), np.uint8))
     assert (np.abs(out.astype(int) - 51) <= 1).all()
 
 
 def test_an_overlay_covers_its_box_and_no_more() -> None:
-    label = Label((0.5, 0.75, 1.0, 1.0), "", (10, 20, 30, 255), (0, 0, 0, 255))
-    out = done(Overlay((label,)), quarters())
+    box = TextBox((0.5, 0.75, 1.0, 1.0), "", (10, 20, 30, 255), (0, 0, 0, 255))
+    out = apply(Overlay((box,)), quarters())
     assert tuple(out[70, 90]) == (10, 20, 30)
     assert np.array_equal(out[:59], quarters()[:59])
-    words = Label((0.0, 0.5, 1.0, 0.8), "Hello", None, (255, 0, 255, 255))
-    assert (done(Overlay((words,)), np.zeros((80, 120, 3), np.uint8)) == (255, 0, 255)).all(-1).sum() > 50
+    words = TextBox((0.0, 0.5, 1.0, 0.8), "Hello", None, (255, 0, 255, 255))
+    assert (apply(Overlay((words,)), np.zeros((80, 120, 3), np.uint8)) == (255, 0, 255)).all(-1).sum() > 50
 
 
-def test_quality_is_lost_as_named() -> None:
+def test_quality_steps_remove_detail() -> None:
     picture = rough()
     detail = np.abs(np.diff(picture.astype(int), axis=1)).mean()
-    assert np.abs(np.diff(done(Blur(0.02), picture).astype(int), axis=1)).mean() < 0.7 * detail
-    assert np.abs(np.diff(done(Rescale(0.2, False), picture).astype(int), axis=1)).mean() < 0.8 * detail
-    blocky = done(Rescale(0.25, True), picture)
+    assert np.abs(np.diff(apply(Blur(0.02), picture).astype(int), axis=1)).mean() < 0.7 * detail
+    assert np.abs(np.diff(apply(Rescale(0.2, False), picture).astype(int), axis=1)).mean() < 0.8 * detail
+    blocky = apply(Rescale(0.25, True), picture)
     assert np.array_equal(blocky[::4, ::4], blocky[3::4, 3::4])
-    fine, coarse = (np.abs(done(Jpeg(q), picture).astype(int) - picture).mean() for q in (95, 5))
+    fine, coarse = (np.abs(apply(Jpeg(q), picture).astype(int) - picture).mean() for q in (95, 5))
     assert fine < coarse / 3
 
 
-def test_noise_is_fresh_in_every_picture() -> None:
+def test_noise_differs_in_every_picture() -> None:
     picture = np.full((60, 60, 3), 128, np.uint8)
-    first, second = (done(Noise(10.0, False), picture, seed) for seed in (1, 2))
+    first, second = (apply(Noise(10.0, False), picture, seed) for seed in (1, 2))
     assert not np.array_equal(first, second)
     assert first.std() == pytest.approx(10, rel=0.1)
-    grey = done(Noise(10.0, True), picture)
+    grey = apply(Noise(10.0, True), picture)
     assert (grey[..., 0] == grey[..., 2]).all()
 
 

@@ -1,13 +1,13 @@
-"""The frame encoder's beginning and its last layer."""
+"""ImageNet's trunk, its interpolation and the fitted last layer."""
 
 from __future__ import annotations
 
 import torch
 
-from training.encoder_heads import imagenet_encoder, mixed, pooled_rows, whiten
+from training.encoder_heads import imagenet_encoder, interpolate_trunk, pooled_rows, whiten
 
 
-def test_whitening_evens_out_all_directions() -> None:
+def test_whitening_gives_all_directions_unit_variance() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(4000, 24, generator=generator) @ torch.randn(24, 24, generator=generator) + 3
     weight, bias = whiten(rows, 0.0, 12)
@@ -16,23 +16,23 @@ def test_whitening_evens_out_all_directions() -> None:
     torch.testing.assert_close(out.mean(0), torch.zeros(12), atol=1e-3, rtol=0)
 
 
-def test_imagenet_weights_are_read_as_they_were_meant() -> None:
+def test_imagenet_weights_are_folded_correctly() -> None:
     encoder = imagenet_encoder()
     picture = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
     picture[:, 16:48, 16:48] = 200
     pooled = pooled_rows(encoder, picture)
     assert pooled.shape == (1, 1280)
-    assert 0.02 < (pooled > 0.01).float().mean() < 0.98  # folded wrongly, all of them die or all saturate
+    assert 0.02 < (pooled > 0.01).float().mean() < 0.98  # folded incorrectly, all are zero or all saturate
     assert pooled.max() < 6
 
 
-def test_a_mixed_trunk_lies_between_its_ends() -> None:
+def test_an_interpolated_trunk_lies_between_its_ends() -> None:
     start, trained = imagenet_encoder(), imagenet_encoder()
     with torch.no_grad():
         for parameter in trained.parameters():
             parameter.add_(1)
     for share in (0.0, 0.25, 1.0):
-        between = mixed(trained, share)
+        between = interpolate_trunk(trained, share)
         torch.testing.assert_close(between.head.weight, start.head.weight + share)
         torch.testing.assert_close(between.power, start.power + share)
         assert torch.equal(between.project.weight, trained.project.weight)

@@ -1,4 +1,4 @@
-"""The losses against a literal loop over the paper's sums."""
+"""The losses against loops over the paper's sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.support import training_oracles as oracles
-from training.labels import label
+from training.labels import label_by_id
 from training.losses import mask_loss, step_loss, vsal_loss
 
 torch.set_num_threads(1)
@@ -33,7 +33,7 @@ def test_losses_are_the_papers_sums(seed: int, n_pairs: int) -> None:
     rng = np.random.default_rng(seed)
     live, ref = rng.integers(0, 6, (n_pairs, 7)), rng.integers(0, 6, (n_pairs, 5))
     live[:, 3], ref[:, 3] = 2, 2  # at least one step to learn
-    labels = label(live, ref)
+    labels = label_by_id(live, ref)
     mask_logits = torch.from_numpy(rng.normal(size=(n_pairs, 2, 7, 5)))
     step_logits = torch.from_numpy(rng.normal(size=(n_pairs, 3, 6, 4)))
     masks, steps = [], []
@@ -55,7 +55,7 @@ def test_a_negative_has_a_mask_loss_and_no_step_loss() -> None:
     assert mask_loss(torch.zeros(1, 2, 4, 4), nothing).item() == pytest.approx(np.log(2))
 
 
-def test_a_negative_does_not_water_down_the_others_step_loss() -> None:
+def test_a_negative_does_not_lower_the_step_loss_of_others() -> None:
     logits, target = torch.randn(1, 3, 3, 3), torch.zeros(1, 3, 3, 3)
     target[0, 1, 1, 0] = 1
     with_negative = step_loss(logits.repeat(2, 1, 1, 1), torch.cat([target, torch.zeros_like(target)]))
@@ -74,7 +74,7 @@ def test_cells_that_do_not_count_change_nothing() -> None:
     )
 
 
-def test_weight_and_focus_shift_attention_to_the_path() -> None:
+def test_weight_and_focus_raise_the_share_of_the_path() -> None:
     logits = torch.zeros(1, 2, 4, 4)
     logits[:, 0] = 2  # sure of background everywhere
     on_path = torch.eye(4, dtype=torch.bool)[None]
@@ -96,7 +96,7 @@ def test_a_step_without_weight_does_not_count() -> None:
     first = target.clone()
     first[0, 1, 1] = 0
     assert step_loss(logits, target, weight).item() == pytest.approx(step_loss(logits, first).item())
-    # Weighed three to one, the mean leans that far.
+    # Weights of three to one give the weighted mean.
     one, other = step_loss(logits, first).item(), step_loss(logits, target - first).item()
     weight[0, 0, 0], weight[0, 1, 1] = 3, 1
     assert step_loss(logits, target, weight).item() == pytest.approx((3 * one + other) / 4)
