@@ -19,7 +19,7 @@ from monitor.demo.media import Media, make_media
 from tests.support.broker import Broker, session_broker
 from tests.support.recorded_channel import RecordedChannel, record_channel
 
-MARKER_OF_FIXTURE = {"broker": "broker", "browser": "browser", "made": "slow"}  # rendering takes a quarter of a minute
+MARKER_OF_FIXTURE = {"broker": "broker", "browser": "browser", "demo_media": "slow"}
 NEEDS_PROGRAMS = ("broker", "browser", "system")
 PROGRAMS = pytest.StashKey[str]()
 CHILD_WARNINGS = (
@@ -39,15 +39,15 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> RecordedChannel:
 
 
 @pytest.fixture(scope="session")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder `demo` of a data folder."""
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder `demo` of a data directory."""
     return tmp_path_factory.mktemp("data") / "demo"
 
 
 @pytest.fixture(scope="session")
-def made(home: Path) -> Media:
-    """The demo's media."""
-    return make_media(home)
+def demo_media(demo_folder: Path) -> Media:
+    """The media of the demo; rendering them takes a quarter of a minute."""
+    return make_media(demo_folder)
 
 
 @pytest.fixture(scope="session")

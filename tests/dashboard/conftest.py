@@ -47,9 +47,9 @@ def visit(browser: Browser) -> Iterator[Visit]:
 
 
 @pytest.fixture(scope="session")
-def demo(made: Media, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoProcess]:
+def demo(demo_media: Media, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DemoProcess]:
     data_dir = tmp_path_factory.mktemp("demo-data")
-    shutil.copytree(made.folder, data_dir / "demo" / made.folder.name)
+    shutil.copytree(demo_media.folder, data_dir / "demo" / demo_media.folder.name)
     running = DemoProcess(data_dir)
     yield running
     running.process.send_signal(2)  # Ctrl-C

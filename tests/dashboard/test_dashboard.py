@@ -203,7 +203,7 @@ def test_filters_are_in_the_address_and_select_matching_alerts(demo: DemoProcess
 
 
 def test_a_reference_is_uploaded_examined_excluded_in_part_and_removed(
-    demo: DemoProcess, visit: Visit, made: Media, tmp_path: Path
+    demo: DemoProcess, visit: Visit, demo_media: Media, tmp_path: Path
 ) -> None:
     still = media.write_clip(
         tmp_path / "still.mp4", ((n / 5, media.picture(3, 0.0, 160, 90)) for n in range(200)), fps=5

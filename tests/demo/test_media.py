@@ -7,7 +7,7 @@ import av
 import numpy as np
 import pytest
 
-from monitor.demo import media as demo_media
+from monitor.demo import media
 from monitor.demo.media import AIRED, BROADCAST_S, FPS, REFERENCE_S, REFERENCES, Aired, Media, make_media
 
 
@@ -27,8 +27,8 @@ def test_the_plan_is_what_it_promises() -> None:
     assert BROADCAST_S - AIRED[-1].channel_end > 20  # and the last one have time to end
 
 
-def test_the_broadcast_is_a_stream_from_second_0_with_a_key_frame_a_second(made: Media) -> None:
-    with av.open(str(made.broadcast), "r") as container:
+def test_the_broadcast_is_a_stream_from_second_0_with_a_key_frame_a_second(demo_media: Media) -> None:
+    with av.open(str(demo_media.broadcast), "r") as container:
         assert "mpegts" in container.format.name
         packets = [packet for packet in container.demux(video=0) if packet.pts is not None]
         times = [float(packet.pts * packet.time_base) for packet in packets if packet.pts is not None]
@@ -38,16 +38,16 @@ def test_the_broadcast_is_a_stream_from_second_0_with_a_key_frame_a_second(made:
     assert max(b - a for a, b in pairwise(keys)) <= 1.01
 
 
-def test_each_copy_shows_its_reference_and_nothing_else_does(made: Media) -> None:
-    air = pictures(made.broadcast)
+def test_each_copy_shows_its_reference_and_nothing_else_does(demo_media: Media) -> None:
+    air = pictures(demo_media.broadcast)
     films = {film.name: film for film in REFERENCES}
-    assert made.aired() == list(AIRED)
+    assert demo_media.aired() == list(AIRED)
 
     def distance(at_s: float, copy: Aired) -> float:
         """How far the middle of the air's picture is from the reference's, the crop undone."""
         shown = air[round(at_s * FPS)][1].astype(float)
         ref = films[copy.reference].picture(copy.reference_start + copy.speed * (at_s - copy.channel_start))
-        reference = demo_media._cropped(ref) if copy.edit == "crop" else ref
+        reference = media._cropped(ref) if copy.edit == "crop" else ref
         return float(np.abs(shown - reference)[40:150, 20:250].mean())
 
     for copy in AIRED:
@@ -57,25 +57,25 @@ def test_each_copy_shows_its_reference_and_nothing_else_does(made: Media) -> Non
         assert min(outside) > 25, copy
 
 
-def test_references_are_whole_films(made: Media) -> None:
+def test_references_are_whole_films(demo_media: Media) -> None:
     for film in REFERENCES:
-        with av.open(str(made.reference(film)), "r") as container:
+        with av.open(str(demo_media.reference(film)), "r") as container:
             assert container.duration is not None
             assert container.duration / av.time_base == pytest.approx(REFERENCE_S, abs=0.2)
 
 
 def test_what_was_made_is_kept_but_not_what_is_old_or_was_cut_short(
-    made: Media, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    demo_media: Media, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = made.broadcast.stat().st_mtime_ns
-    assert make_media(made.folder.parent) == made
-    assert made.broadcast.stat().st_mtime_ns == before
+    before = demo_media.broadcast.stat().st_mtime_ns
+    assert make_media(demo_media.folder.parent) == demo_media
+    assert demo_media.broadcast.stat().st_mtime_ns == before
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     (tmp_path / "media-0").mkdir()
-    monkeypatch.setattr(demo_media, "_render_all", interrupted)
+    monkeypatch.setattr(media, "_render_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
         make_media(tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -106,11 +106,11 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_demo_finds_every_copy_and_nothing_else(home: Path, made: Media, clone: Path) -> None:
+def test_the_demo_finds_every_copy_and_nothing_else(demo_folder: Path, demo_media: Media, clone: Path) -> None:
     """By its script, as a machine would run it; environment and media are there, so that this takes seconds."""
     known = {name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")}
     done = subprocess.run(
-        [clone / "scripts/demo", "--fast", "--exit", "--data-dir", str(home.parent)],
+        [clone / "scripts/demo", "--fast", "--exit", "--data-dir", str(demo_folder.parent)],
         env={**known, "PIP_NO_INDEX": "1"},  # should it install all the same, it fails and changes nothing
         cwd="/",
         capture_output=True,
@@ -120,19 +120,19 @@ def test_the_demo_finds_every_copy_and_nothing_else(home: Path, made: Media, clo
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 of 4 copies found, 0 false alarms." in done.stdout
     assert done.stderr == ""
-    assert str(home) in done.stdout
-    alerts = [json.loads(line) for line in (home / "alerts.jsonl").read_text().splitlines()]
+    assert str(demo_folder) in done.stdout
+    alerts = [json.loads(line) for line in (demo_folder / "alerts.jsonl").read_text().splitlines()]
     ended = [alert for alert in alerts if alert["type"] == ENDED]
     assert {alert["reference"] for alert in ended} == {copy.reference for copy in AIRED}
     by_speed = {round(alert["speed"], 1) for alert in ended}
     assert max(by_speed) >= 1.2
-    log = [json.loads(line) for line in (home / "demo.log").read_text().splitlines()]
+    log = [json.loads(line) for line in (demo_folder / "demo.log").read_text().splitlines()]
     assert not [line for line in log if line["level"] == "error"]
 
 
-def test_who_leaves_before_the_end_is_told_no_verdict(home: Path, made: Media) -> None:
+def test_who_leaves_before_the_end_is_told_no_verdict(demo_folder: Path, demo_media: Media) -> None:
     demo = subprocess.Popen(
-        [sys.executable, "-u", "-m", "monitor.cli", "demo", "--data-dir", str(home.parent)],
+        [sys.executable, "-u", "-m", "monitor.cli", "demo", "--data-dir", str(demo_folder.parent)],
         env={name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")},
         stdout=subprocess.PIPE,
         text=True,
