@@ -23,7 +23,7 @@ from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 from reference_db.media.addresses import AddressRefused, ReachPolicy, display_name, host_and_port
 
 CONNECT_TIMEOUT_S = 10.0
-READ_TIMEOUT_S = 15.0  # a little more than the decoder's own time-out, which tells a stall from a closed connection
+READ_TIMEOUT_S = 15.0  # a little more than the decoder's own time-out, which detects stalls
 CHUNK_BYTES = 1 << 16
 READY_S = 0.001  # a read that takes longer had to wait for new bytes
 PAUSE_S = 0.5  # then the relay pauses: a live stream wakes relay and decoder twice a second, not 30 times
@@ -131,10 +131,10 @@ class HttpRelay:
         return plain
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:
-        class RelayRequest(_RelayRequest):
+        class BoundRequest(_RelayRequest):
             relay = self
 
-        return RelayRequest
+        return BoundRequest
 
 
 class _RelayRequest(BaseHTTPRequestHandler):

@@ -191,7 +191,7 @@ class CodedShard:
 
 
 def merge_coded(shards: Sequence[CodedShard], keep: Sequence[NDArray[np.bool_]]) -> CodedShard:
-    """One new shard of all these; the places of references that are not to be kept stay empty."""
+    """One new shard of all these; the places of the other references stay empty."""
     index, keys = _faiss.clone_index(shards[0].index), list(shards[0].keys)
     for shard in shards[1:]:
         index.merge_from(faiss.clone_index(shard.index), len(keys) << SECOND_BITS)

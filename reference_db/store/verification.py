@@ -141,8 +141,8 @@ def repair(data_dir: Path) -> Repair:
     """Rebuilds the catalogue from its valid rows, and from the feature files of the others.
 
     A file without a row may also be left by an interrupted writer, or belong to a reference that was removed. A valid
-    checksum tells them apart; without it every valid file becomes a reference again, and the result is not certain. The
-    old catalogue is stored beside the new one.
+    checksum distinguishes them; without it every valid file becomes a reference again, and the result is not certain.
+    The old catalogue is stored beside the new one.
     """
     restored: list[Reference] = []
     outcome: list[tuple[bool, int | None]] = []
