@@ -211,9 +211,8 @@ class VideoSampler:
         for second, pts_s, picture, held in picks:
             if self._last_second is None or not self._last_second - JUMP_BACK_S <= second <= self._last_second:
                 self._last_second = second
-                age_s = (
-                    round(second + 0.5 - pts_s, 3) if self._economy else 0.0
-                )  # the mode switches only after its picks are out
+                # `_economy` is still that of the pick: the mode switches only after its picks are out.
+                age_s = round(second + 0.5 - pts_s, 3) if self._economy else 0.0
                 times = second, pts_s, age_s
                 yield (b"H", PICTURE.pack(*times, 0, 0)) if held else self._record(times, picture)
 
