@@ -1,4 +1,4 @@
-"""A look at a channel: whether it can be opened, and what it is."""
+"""Probe of a channel: whether it can be opened, and what it delivers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from reference_db.media.decoding import DecodingChild
 
 
 def probe_channel(channel: ChannelSettings, seconds: float) -> tuple[dict[str, Any], NDArray[np.uint8]]:
-    """What some seconds of the channel showed, and its first picture. Raises Unreachable with the reason in words."""
+    """Facts about the channel from so many seconds of it, and its first picture. Raises Unreachable. Blocks."""
     url = channel.url if "://" in channel.url else f"file://{os.path.abspath(channel.url)}"
-    began = time.monotonic()
-    first: tuple[float, float] | None = None  # its arrival and its own time
+    started_s = time.monotonic()
+    first: tuple[float, float] | None = None  # arrival and presentation time of the first frame
     last, picture = (0.0, 0.0), np.zeros((0, 0, 3), np.uint8)
     try:
         with DecodingChild(url, live=True, mode="exact", allow=channel.allow) as child:
@@ -35,16 +35,16 @@ def probe_channel(channel: ChannelSettings, seconds: float) -> tuple[dict[str, A
     except MediaError as error:
         raise Unreachable(str(error)) from error
     assert first is not None
-    gaps = [b - a for a, b in pairwise(keys) if b > a]
-    found = {
+    distances_s = [b - a for a, b in pairwise(keys) if b > a]
+    facts = {
         "address": display_name(channel.url),
         "container": info.format,
         "codec": info.codec,
         "size": f"{info.width}x{info.height}",
         "fps": None if info.fps is None else round(info.fps, 2),
-        "key_frame_every_s": round(sum(gaps) / len(gaps), 2) if gaps else None,
-        "first_picture_s": round(first[0] - began, 1),
+        "key_frame_every_s": round(sum(distances_s) / len(distances_s), 2) if distances_s else None,
+        "first_picture_s": round(first[0] - started_s, 1),
         "lag_s": round(max(0.0, (last[0] - first[0]) - (last[1] - first[1])), 1),
         "watched_s": round(last[1] - first[1], 1),
     }
-    return found, picture
+    return facts, picture

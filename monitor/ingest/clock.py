@@ -1,9 +1,9 @@
-"""Stream time: raw presentation times in, seconds of one unbroken clock out.
+"""Stream time: raw presentation times in, seconds of one continuous clock out.
 
-MPEG time stamps wrap every 26.5 hours and FFmpeg unwraps them once only, so they are unwrapped here. A jump of
-more than 10 s that arrival does not explain, or a silence of more than 30 s, begins a new epoch: time is never
-stretched over it. A source whose clock runs fast or slow keeps its own seconds; what drifts is the wall time they are
-shown as, and that follows the arrivals slowly. Arrival times come in as arguments; nothing here looks at a clock.
+MPEG time stamps wrap every 26.5 hours and FFmpeg unwraps them only once, so they are unwrapped here. A jump of more
+than 10 s that arrival times do not explain, or a silence of more than 30 s, starts a new epoch: time is never stretched
+over it. The seconds of a source whose clock runs fast or slow stay as they are; the wall time shown for them follows
+the arrivals slowly. Arrival times are arguments; nothing here reads a clock.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from monitor.ops.timestamps import rfc3339
 WRAP_S = 2**33 / 90_000  # the 33-bit time stamps of MPEG-TS at 90 kHz
 MAX_JUMP_S = 10.0
 MAX_SILENCE_S = 30.0
-SLEW_EVERY_S = 300.0  # the earliest arrival of such a stretch says how far the two clocks have drifted apart
-SLEW_RATE = 0.001  # seconds a second; a longer way to the decoder (a reconnect) is not taken for drift at once
-SHOWN_S = 0.5  # drift from which shown times are mended
-WALL_STEP_S = 1.0  # somebody set the clock of this machine
+SLEW_EVERY_S = 300.0  # the earliest arrival of such a period shows how far the two clocks have drifted apart
+SLEW_RATE = 0.001  # seconds per second; a longer delay after a reconnect is not taken for drift at once
+SHOWN_S = 0.5  # drift from which shown times are corrected
+WALL_STEP_S = 1.0  # from which the clock of this machine was set
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelEpoch:
-    """A stretch of a channel with one unbroken clock; after a silence the same clock may begin another.
+    """A period of a channel with one continuous clock; after a silence the same clock may start another.
 
-    `began_at` is the wall time of its second 0, as well as it is known by now; a file has none. `first_s` is the first
-    second that was seen of it.
+    `began_at` is the wall time of second 0, as well as it is known so far; a file has none. `first_s` is the first
+    second that was received.
     """
 
     channel: str
@@ -46,22 +46,22 @@ class ChannelEpoch:
 
 
 class StreamClock:
-    """Places the pictures of one channel on stream time, epoch by epoch."""
+    """Places the frames of one channel on stream time, epoch by epoch."""
 
     def __init__(self, channel: str, *, max_silence_s: float = MAX_SILENCE_S) -> None:
         self.channel = channel
         self.epoch: ChannelEpoch | None = None
         self._max_silence_s = max_silence_s
-        self._laps_s = 0.0  # added to raw times since they wrapped
+        self._laps_s = 0.0  # added to raw times because they wrapped
         self._last_s = 0.0
         self._last_arrival: datetime | None = None
         self._last_steady_s: float | None = None
         self._drift = _Drift()
 
     def place(self, pts_s: float, arrived_at: datetime, steady_s: float | None = None) -> tuple[ChannelEpoch, float]:
-        """The epoch this picture belongs to and its stream time in it.
+        """The epoch of this frame and its stream time in it.
 
-        `steady_s` is the arrival on a clock that nobody sets (time.monotonic); without it `arrived_at` must do.
+        `steady_s` is the arrival on a monotonic clock; without it `arrived_at` is used.
         """
         stream_s = pts_s + self._laps_s
         if self.epoch is not None and stream_s - self._last_s < -WRAP_S / 2:
@@ -69,16 +69,16 @@ class StreamClock:
             stream_s += WRAP_S
         if self.epoch is None or self._is_broken(stream_s, self._waited_s(arrived_at, steady_s)):
             self._laps_s, stream_s = 0.0, pts_s
-            self.epoch = self._begin(pts_s, arrived_at)
+            self.epoch = self._new_epoch(pts_s, arrived_at)
             self._drift = _Drift()
             self._drift.push(stream_s, arrived_at.timestamp() if steady_s is None else steady_s)
         else:
-            self._mend(stream_s, arrived_at, steady_s)
+            self._correct_wall_time(stream_s, arrived_at, steady_s)
         self._last_s, self._last_arrival, self._last_steady_s = stream_s, arrived_at, steady_s
         return self.epoch, stream_s
 
     def position(self) -> dict[str, Any]:
-        """Where the clock stands, as plain values: all that `resume` needs."""
+        """The state of the clock as plain values, for `resume`."""
         assert self.epoch is not None
         assert self.epoch.began_at is not None
         assert self._last_arrival is not None
@@ -92,7 +92,7 @@ class StreamClock:
         }
 
     def resume(self, position: Mapping[str, Any]) -> None:
-        """Goes on from there: the next picture continues the epoch or begins another, by the rules of any other."""
+        """Restores that state: the next frame continues the epoch or starts another, by the same rules as always."""
         began_at = datetime.fromisoformat(position["began_at"])
         self.epoch = ChannelEpoch(self.channel, position["epoch"], began_at, position["first_s"])
         self._laps_s, self._last_s = position["laps_s"], position["last_s"]
@@ -110,12 +110,12 @@ class StreamClock:
         jumped = abs(moved_s) > MAX_JUMP_S and abs(moved_s - waited_s) > MAX_JUMP_S
         return jumped or waited_s > self._max_silence_s
 
-    def _begin(self, pts_s: float, arrived_at: datetime) -> ChannelEpoch:
+    def _new_epoch(self, pts_s: float, arrived_at: datetime) -> ChannelEpoch:
         began_at = (arrived_at.astimezone(UTC) - timedelta(seconds=pts_s - 0.5)).replace(microsecond=0)  # the nearest
         return ChannelEpoch(self.channel, rfc3339(began_at), began_at, math.floor(pts_s))
 
-    def _mend(self, stream_s: float, arrived_at: datetime, steady_s: float | None) -> None:
-        """Follows drift and a wall clock that was set, in what times are shown as; the seconds stay what they are."""
+    def _correct_wall_time(self, stream_s: float, arrived_at: datetime, steady_s: float | None) -> None:
+        """Moves the wall time of the epoch after drift or a set clock; its seconds do not change."""
         assert self.epoch is not None
         assert self.epoch.began_at is not None
         assert self._last_arrival is not None
@@ -128,30 +128,30 @@ class StreamClock:
 
 
 class _Drift:
-    """How far arrivals move away from stream time. The earliest of a stretch counts: delays only ever add."""
+    """How far arrivals drift from stream time. Only the earliest of a period counts: delays are never negative."""
 
     def __init__(self) -> None:
-        self._first_s: float | None = None  # arrival minus stream time when the epoch began
+        self._first_s: float | None = None  # arrival minus stream time at the start of the epoch
         self._until_s = 0.0
         self._least_s = math.inf
-        self._known_s = 0.0  # the drift by now, slewed
-        self._told_s = 0.0
-        self._settled = False
+        self._drift_s = 0.0  # so far, slewed
+        self._applied_s = 0.0  # of it, to the wall time
+        self._is_settled = False
 
     def push(self, stream_s: float, arrived_s: float) -> float:
-        """By how much shown times should move now; mostly 0."""
+        """By how much the wall time has to move now; mostly 0."""
         behind_s = arrived_s - stream_s
         if self._first_s is None:
             self._first_s, self._until_s = behind_s, arrived_s + SLEW_EVERY_S
         self._least_s = min(self._least_s, behind_s)
         if arrived_s < self._until_s:
             return 0.0
-        away_s = self._least_s - self._first_s - self._known_s
-        most_s = SLEW_RATE * SLEW_EVERY_S
-        # The first pictures waited for the decoder to open, so the first correction is made in one step.
-        self._known_s += min(max(away_s, -most_s), most_s) if self._settled else away_s
-        self._settled, self._least_s, self._until_s = True, math.inf, arrived_s + SLEW_EVERY_S
-        if abs(self._known_s - self._told_s) < SHOWN_S:
+        change_s = self._least_s - self._first_s - self._drift_s
+        max_s = SLEW_RATE * SLEW_EVERY_S
+        # The first frames waited until the decoder was open, so the first correction is made in one step.
+        self._drift_s += min(max(change_s, -max_s), max_s) if self._is_settled else change_s
+        self._is_settled, self._least_s, self._until_s = True, math.inf, arrived_s + SLEW_EVERY_S
+        if abs(self._drift_s - self._applied_s) < SHOWN_S:
             return 0.0
-        shift_s, self._told_s = self._known_s - self._told_s, self._known_s
+        shift_s, self._applied_s = self._drift_s - self._applied_s, self._drift_s
         return shift_s

@@ -1,7 +1,7 @@
-"""The last seconds of a stream as feature rows, holes marked.
+"""The last seconds of a stream as feature rows, with holes marked.
 
-Seconds come in rising order; those left out in between are filled in as unseen, so that every second of the
-stream is in the window exactly once. Rows are rounded to half precision, as those of references are.
+Input: seconds in rising order. Skipped seconds are added as unseen, so that every second of the stream is in the window
+exactly once. Rows are rounded to half precision, like those of references.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-WINDOW_S = 128  # as far back as a new candidate is followed and a segment's beginning can be read again
-LOOK_BACK_S = 3  # a second is compared with so many before it to tell how much is new in it
-ALL_NEW = 0.25  # cosine distance from which a picture counts as wholly new
+WINDOW_S = 128  # how far back a new candidate is traced and the start of a segment can be refined
+NOVELTY_S = 3  # seconds before a second that it is compared with to find how new its picture is
+ALL_NEW = 0.25  # cosine distance from which a picture counts as entirely new
 
 EncodedFrame: TypeAlias = tuple[NDArray[np.float32], bool]  # feature row, and whether the picture carries information
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LiveSecond:
-    """One second of a channel. `row` is None where it was not seen."""
+    """One second of a channel. `row` is None if it was not received."""
 
     second: int
     row: NDArray[np.float32] | None
     informative: bool
-    novelty: float  # 0 for a picture just like those before it, 1 for a new one
-    age_s: float = 0.0  # how long before the middle of the second its picture was on air: a key picture is held
+    novelty: float  # 0 for a picture like those before it, 1 for a new one
+    age_s: float = 0.0  # how long before the middle of the second its picture was on air: key frames are held
 
     @property
     def counts(self) -> bool:
-        """Whether this second may begin or feed a path."""
+        """Whether this second may start or extend a path."""
         return self.row is not None and self.informative
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowState:
-    """A window as it is stored: its seconds follow each other."""
+    """A window as it is stored: consecutive seconds."""
 
     first_s: int
-    rows: NDArray[np.float16]  # of the seconds that were seen
+    rows: NDArray[np.float16]  # of the seconds that were received
     seen: NDArray[np.bool_]
     informative: NDArray[np.bool_]
     novelty: NDArray[np.float64]
@@ -71,9 +71,9 @@ class FeatureWindow:
         held: bool = False,
         age_s: float = 0.0,
     ) -> list[LiveSecond]:
-        """The seconds this adds: the one given, after any that were skipped before it.
+        """Adds a second; returns the seconds added: those skipped before it, then this one.
 
-        A held second shows the picture before it once more because no other was decoded: it is as new as that one.
+        A held second repeats the picture before it because no other was decoded: it is as new as that one.
         """
         newest = self.newest_s
         if newest is not None and second <= newest:
@@ -88,7 +88,7 @@ class FeatureWindow:
         return added
 
     def row(self, second: int) -> NDArray[np.float32] | None:
-        """The features of a second that counts and is still at hand."""
+        """The features of a second that counts and is still in the window, else None."""
         if not self._seconds:
             return None
         at = second - self._seconds[0].second
@@ -106,7 +106,7 @@ class FeatureWindow:
         return self._seconds[place]
 
     def state(self) -> WindowState:
-        """All that `restored` needs."""
+        """The state for `restore`."""
         halves = [half for half in self._halves if half is not None]
         return WindowState(
             self._seconds[0].second if self._seconds else 0,
@@ -118,7 +118,7 @@ class FeatureWindow:
         )
 
     def restore(self, state: WindowState) -> None:
-        """Goes on from there."""
+        """Replaces the content with a stored state."""
         rows, halves = iter(state.rows.astype(np.float32)), iter(state.rows)
         self._seconds.clear()
         self._halves.clear()
@@ -133,7 +133,7 @@ class FeatureWindow:
             return 0.0
         before = [
             float(live.row @ row)
-            for live in list(self._seconds)[-LOOK_BACK_S:]
-            if live.row is not None and live.second >= second - LOOK_BACK_S
+            for live in list(self._seconds)[-NOVELTY_S:]
+            if live.row is not None and live.second >= second - NOVELTY_S
         ]
         return min(1.0, max(0.0, 1.0 - max(before, default=0.0)) / ALL_NEW)

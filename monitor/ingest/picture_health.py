@@ -1,7 +1,6 @@
-"""What is wrong with a stream that arrives: nothing but black or flat pictures, or the same one, for too long.
+"""Picture health: detects a stream that arrives but shows only black or flat pictures, or the same one, for too long.
 
-Such a stream is up and yet shows nothing; who watches the channel wants to know. Seconds of stream time come in, so a
-replay judges alike. A held second (economy mode shows a key picture again) says nothing new and is passed over.
+Seconds are stream time, so a replay gives the same result. A held frame (economy mode repeats a key frame) is ignored.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from numpy.typing import NDArray
 from reference_db.media.frames import Frame
 
 IMPAIRED_S = 60
-GRID = 4  # every fourth pixel of both sides will do
+GRID = 4  # every fourth pixel of both axes is enough
 FLAT_LEVELS = 6.0  # standard deviation below which a picture shows nothing
-STILL_LEVELS = 3.0  # a still picture's cells stay within these of the first, whatever the encoder does to them
-CELLS = 8  # of each side; a small moving thing changes at least one cell
+STILL_LEVELS = 3.0  # within which the cells of a still picture stay, whatever the encoder does to them
+CELLS = 8  # per axis; a small moving object changes at least one cell
 
 
 class PictureHealth:
-    """Watches one stream's pictures."""
+    """Checks the pictures of one stream."""
 
     def __init__(self, after_s: int = IMPAIRED_S) -> None:
         self._after_s = after_s
@@ -28,7 +27,7 @@ class PictureHealth:
         self._still: NDArray[np.float32] | None = None
 
     def push(self, second: int, frame: Frame) -> str | None:
-        """`black` or `frozen` once that has lasted, else None; time that jumps back begins anew."""
+        """`black` or `frozen` once that has lasted long enough, else None; time that jumps back restarts the count."""
         if not frame.held:
             small = frame.picture[::GRID, ::GRID]
             flat = _spread(small) < FLAT_LEVELS

@@ -1,7 +1,7 @@
-"""Sources: where a channel's pictures come from, whatever the protocol.
+"""Sources: where the frames of a channel come from, whatever the protocol.
 
-A source yields samples as they arrive, and as fast as they are taken from a file. Seconds rise within an epoch; what
-is skipped was not seen.
+A live source yields samples as they arrive, a file source as fast as they are taken. Seconds rise within an epoch;
+skipped seconds were not received.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from monitor.ops.channel_status import ChannelStatus
 from reference_db.media.decoding import DecodingChild
 from reference_db.media.frames import Frame, Mode
 
-ENDS_BYTES = 1 << 20  # of a file's beginning and end that tell it from others
-BUFFER_S = 64  # seconds that may wait between a decoder and the loop
+ENDS_BYTES = 1 << 20  # of the start and of the end of a file, which identify it
+BUFFER_S = 64  # samples, of a second each, that may wait between a decoder and the loop
 
 
 Position = Mapping[str, Any]  # plain values, ready for JSON
@@ -32,38 +32,56 @@ Position = Mapping[str, Any]  # plain values, ready for JSON
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One second of a channel as it arrived. `second` is stream time; the frame's own may be raw."""
+    """One second of a channel as it arrived. `second` is stream time; that of the frame may be raw."""
 
     epoch: ChannelEpoch
     second: int
     frame: Frame
     arrived_at: datetime
-    gap_reason: str  # why seconds just before it are missing, where any are
-    position: Position  # from which its source goes on after it
+    gap_reason: str  # why the seconds just before it are missing, if any are
+    position: Position  # where a source resumes after this sample
 
 
 class Source(Protocol):
-    """What the pipeline asks of a channel."""
+    """The frames of one channel. One runner uses it: `resume` at most once, then `samples`, then `close`.
 
-    channel: str
+    Nothing here may block the event loop: a source decodes in a thread and a child process of its own. It counts each
+    frame that it receives or drops in its ChannelStatus; the runner counts those that it takes. The source commits
+    nothing: every sample has the position after it, the runner stores that with the snapshot of the same sample, and
+    after a restart of the process a new source of the channel is given it.
+    """
+
+    channel: str  # its name, which never changes
 
     def resume(self, position: Position) -> None:
-        """Goes on from where an earlier life stood, before `samples`; a position of another stream is passed over."""
+        """Starts after this position of the previous run. Called before `samples`, in a thread: it may read a file.
+
+        Raises nothing: the position of another stream (a changed file or URL) is ignored, and the source starts fresh.
+        """
         ...
 
     def samples(self) -> AsyncGenerator[Sample, None]:
-        """What has arrived, oldest first; ends with the stream."""
+        """The samples in order of arrival, until the stream ends or `close` is called.
+
+        One iterator at a time. The runner closes it (`aclosing`), which ends the reading thread, and may call `samples`
+        again after a failure of its own: a live source continues with what arrives now, a file starts again after the
+        position of `resume`. Samples received before the end are still yielded.
+
+        A live source does not raise when a connection fails, it reconnects for ever. MediaError (the file cannot be
+        decoded) or any other error ends this run of the channel only; the roster starts another with back-off.
+        """
         ...
 
     async def close(self) -> None:
-        """Stops reading; `samples` then ends."""
+        """Ends `samples` soon, for good: a later call yields nothing. Returns at once; may be called again."""
         ...
 
 
 class SampleBuffer:
-    """Hands samples from a decoder's thread to the loop. Bounded: `wait` holds the thread back, else the oldest goes.
+    """Passes samples from a decoder's thread to the loop.
 
-    What was received is always handed over, dropped or still waiting, and the status counts which.
+    Bounded: when it is full, `put` waits (`wait`) or drops the oldest sample. Every received sample is taken, dropped
+    or still waiting, and the status counts which.
     """
 
     def __init__(self, status: ChannelStatus, *, wait: bool) -> None:
@@ -77,7 +95,7 @@ class SampleBuffer:
         self._error: Exception | None = None
 
     def put(self, sample: Sample) -> bool:
-        """Called by the decoder's thread. False once nobody takes any more."""
+        """Called by the decoder's thread. False once no more samples are taken."""
         with self._changed:
             while self._wait and len(self._samples) >= BUFFER_S and not self._ended:
                 self._changed.wait()
@@ -93,7 +111,7 @@ class SampleBuffer:
         return True
 
     def end(self, error: Exception | None = None) -> None:
-        """Called by either side: nothing more comes; what waits is still handed over."""
+        """Called by either side: no more samples are put; those that wait can still be taken."""
         with self._changed:
             self._ended = True
             self._error = self._error or error
@@ -101,7 +119,7 @@ class SampleBuffer:
         self._wake()
 
     def discard(self) -> None:
-        """Called by the taking side, which leaves: what still waits is dropped."""
+        """Called by the loop when it stops taking: drops the samples that wait."""
         self.end()
         with self._changed:
             for _ in self._samples:
@@ -109,7 +127,7 @@ class SampleBuffer:
             self._samples.clear()
 
     async def take(self) -> Sample | None:
-        """The oldest that waits; None is the end. Raises the thread's error at the end."""
+        """The oldest sample that waits; None at the end. Raises the thread's error after the last sample."""
         while True:
             with self._changed:
                 sample = self._samples.popleft() if self._samples else None
@@ -128,13 +146,13 @@ class SampleBuffer:
         try:
             self._loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:
-            return  # the loop is closed: nobody waits
+            return  # the loop is closed
 
 
 async def read_in_thread(
     buffer: SampleBuffer, read: Callable[[SampleBuffer], None], halt: Callable[[], None], name: str
 ) -> AsyncGenerator[Sample, None]:
-    """What `read` puts into the buffer from a thread of its own; leaving early ends the thread by `halt`."""
+    """The samples that `read` puts into the buffer from a thread; closing early calls `halt` and joins the thread."""
     thread = threading.Thread(target=read, args=(buffer,), name=name, daemon=True)
     thread.start()
     try:
@@ -147,7 +165,7 @@ async def read_in_thread(
 
 
 class FileSource:
-    """A video file as a channel, read as fast as the pipeline takes it; its seconds are the file's own."""
+    """A video file as a channel, read as fast as the runner takes its samples; stream time is the file's time."""
 
     def __init__(self, path: Path, status: ChannelStatus, *, mode: Mode = "exact") -> None:
         self.channel = status.channel
@@ -156,7 +174,7 @@ class FileSource:
         self._mode: Mode = mode
         self._child: DecodingChild | None = None
         self._closed = False
-        self._done_s = -1  # seconds that an earlier life has handed over
+        self._done_s = -1  # the last second of the previous run
         self._has_ended = False
 
     def resume(self, position: Position) -> None:
@@ -164,7 +182,7 @@ class FileSource:
             self._done_s, self._has_ended = position["second"], position.get("ended", False)
 
     async def samples(self) -> AsyncGenerator[Sample, None]:
-        """Raises MediaError where the file cannot be read."""
+        """Raises MediaError where the file cannot be decoded."""
         name = f"decode-{self.channel}"
         buffer = SampleBuffer(self._status, wait=True)
         async with aclosing(read_in_thread(buffer, self._read, self._halt, name)) as samples:
@@ -186,7 +204,7 @@ class FileSource:
         file = self._fingerprint()
         epoch = ChannelEpoch(self.channel, f"file-{file}", None)
         try:
-            # Made in this thread, since the child dies with the thread that made it.
+            # Started in this thread: the child ends with the thread that starts it.
             with DecodingChild(str(self.path), mode=self._mode) as self._child:
                 if self._closed:
                     self._child.kill()
@@ -195,12 +213,12 @@ class FileSource:
                     sample = Sample(epoch, frame.second, frame, datetime.now(UTC), "not in the file", position)
                     if frame.second > self._done_s and not buffer.put(sample):
                         return
-        except Exception as error:  # whatever ends the thread must reach the loop
+        except Exception as error:  # the consumer must see whatever ends the thread
             buffer.end(error)
         buffer.end()
 
     def _fingerprint(self) -> str:
-        """Which file this is, by its length and its ends: another file of the same name is another stream."""
+        """Identifies the file by its length and its ends: another file of the same name is another stream."""
         digest = hashlib.sha256()
         try:
             with self.path.open("rb") as file:
@@ -209,5 +227,5 @@ class FileSource:
                 file.seek(max(0, length - ENDS_BYTES))
                 digest.update(file.read(ENDS_BYTES))
         except OSError:
-            return "unread"  # decoding says what is wrong with it
+            return "unread"  # decoding reports the error
         return digest.hexdigest()[:16]
