@@ -200,7 +200,7 @@ class _Serve:
             library=self._services.library,
             model=self._services.models.name,
             encoder_id=self._services.models.encoder.encoder_id,
-            channels=lambda: roster.watched,
+            channels=lambda: roster.channels,
             latest_frames=self._latest_frames,
             rights=self._services.rights,
             webhooks=webhooks,

@@ -39,7 +39,7 @@ def open_source(channel: ChannelSettings, metrics: Metrics, *, real_time: bool =
 
 
 class ChannelRoster:
-    """The channels that are being watched; each has a source and a task, independent of the others.
+    """The channels that are monitored; each has a source and a task, independent of the others.
 
     While memory is nearly used up no further channel is started, except the first; running ones continue.
     """
@@ -57,21 +57,21 @@ class ChannelRoster:
         self._metrics = metrics
         self._limits = limits
         self._on_removed = on_removed  # called once nothing is read from the channel any more
-        self._watched: dict[str, tuple[ChannelSettings, Source, asyncio.Task[None]]] = {}
+        self._running: dict[str, tuple[ChannelSettings, Source, asyncio.Task[None]]] = {}
         self._started: deque[float] = deque()  # when each of the newest channels started
         self._held_back: list[ChannelSettings] = []
         self._admitting: asyncio.Task[None] | None = None
 
     async def update(self, wanted: list[ChannelSettings]) -> None:
         """Stops channels that are no longer wanted, after their last alerts, then starts new ones; others continue."""
-        removed = [name for name, (channel, _, _) in self._watched.items() if channel not in wanted]
-        await asyncio.gather(*(self._watched[name][1].close() for name in removed))
-        await asyncio.gather(*(self._watched[name][2] for name in removed))
+        removed = [name for name, (channel, _, _) in self._running.items() if channel not in wanted]
+        await asyncio.gather(*(self._running[name][1].close() for name in removed))
+        await asyncio.gather(*(self._running[name][2] for name in removed))
         for name in removed:
-            del self._watched[name]
+            del self._running[name]
             self._metrics.forget(name)
             self._on_removed(name)
-        self._held_back = [channel for channel in wanted if channel.name not in self._watched]
+        self._held_back = [channel for channel in wanted if channel.name not in self._running]
         self._admit()
         if self._held_back and (self._admitting is None or self._admitting.done()):
             logger.warning("memory is nearly used up: %d channels wait for memory", len(self._held_back))
@@ -81,12 +81,12 @@ class ChannelRoster:
 
     def _admit(self) -> None:
         """Starts the channels for which there is memory."""
-        while self._held_back and (self._room() > 0 or not self._watched):
+        while self._held_back and (self._room() > 0 or not self._running):
             channel = self._held_back.pop(0)
             source, running = self._open_channel(channel)
             task = self._tasks.create_task(running)
             task.add_done_callback(partial(_end, self._metrics.channels.of(channel.name)))
-            self._watched[channel.name] = channel, source, task
+            self._running[channel.name] = channel, source, task
             self._started.append(time.monotonic())
         self._metrics.channels_held_back.set(len(self._held_back))
 
@@ -101,16 +101,12 @@ class ChannelRoster:
         while self._held_back:
             await asyncio.sleep(ADMIT_S)
             self._admit()
-        logger.info("every channel is watched")
+        logger.info("every channel is started")
 
     @property
     def channels(self) -> list[ChannelSettings]:
-        return [channel for channel, _, _ in self._watched.values()]
-
-    @property
-    def watched(self) -> list[tuple[ChannelSettings, bool]]:
-        """The channels, and whether each has ended, as a file does."""
-        return [(channel, task.done()) for channel, _, task in list(self._watched.values())]
+        """The started channels, those that have ended too; any thread may call."""
+        return [channel for channel, _, _ in list(self._running.values())]
 
 
 def _end(status: ChannelStatus, task: object) -> None:

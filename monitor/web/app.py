@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI
 
 from monitor import __version__
 from monitor.web.auth.gatekeeper import SCOPES
-from monitor.web.channel_outages import Outages
+from monitor.web.channel_outages import OutageReporter
 from monitor.web.context import AppContext
 from monitor.web.middleware import SecurityMiddleware
 from monitor.web.probes import probes
@@ -72,7 +72,7 @@ class WebApp:
 
     def __init__(self, context: AppContext) -> None:
         self.context = context
-        self.outages = Outages(context.board, context.webhooks, context.settings.webhooks.channel_down_s)
+        self.outages = OutageReporter(context.channel_views, context.webhooks, context.settings.webhooks.channel_down_s)
         self.app = Api(
             title="Copywatch",
             version=__version__,

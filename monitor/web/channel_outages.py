@@ -1,7 +1,7 @@
-"""Outages: webhooks are told of a channel that stays away (`channel.down`), and when it is back (`channel.up`).
+"""Outages: webhooks get `channel.down` when a channel stays down, and `channel.up` when it is back.
 
-A channel that reconnects at once is nobody's news: one is down after `webhooks.channel_down_s` without pictures.
-What was told is kept with what is owed, so a restart in between neither tells an outage twice nor forgets its end.
+A channel is down after `webhooks.channel_down_s` without frames, so a quick reconnect is not reported. The reported
+outages are stored with the queued messages: a restart neither reports an outage twice nor misses its end.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ from datetime import UTC, datetime
 from monitor.alerting.webhooks import CHANNEL_DOWN, CHANNEL_UP, Message, WebhookStore, body_of
 from monitor.errors import WebhooksFailed
 from monitor.ops.timestamps import rfc3339
-from monitor.web.channel_board import ChannelBoard
+from monitor.web.channel_views import ChannelViews
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+CHECK_S = 1.0  # between two checks of the channels
 DOWN = frozenset(("stalled", "no_video", "denied", "failed"))
 UP = frozenset(("up", "impaired"))
 
 
-class Outages:
-    """Looks at the board; `run` works until it is cancelled."""
+class OutageReporter:
+    """Checks the states of the channels; `run` works until it is cancelled."""
 
-    def __init__(self, board: ChannelBoard, webhooks: WebhookStore, patience_s: float) -> None:
-        self._board, self._webhooks, self._patience_s = board, webhooks, patience_s
-        self._since: dict[str, int] = {}  # of channels that are away: since when, in seconds of the epoch
+    def __init__(self, channels: ChannelViews, webhooks: WebhookStore, down_s: float) -> None:
+        self._channels, self._webhooks, self._down_s = channels, webhooks, down_s
+        self._down_since: dict[str, int] = {}  # Unix time, by channel that is down
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(CHECK_S)
             try:
-                await asyncio.to_thread(self._look)
+                await asyncio.to_thread(self._check)
             except WebhooksFailed as error:
-                logger.error("%s; outages are told when it works again", error)
+                logger.error("%s; outages are reported when it works again", error)
 
-    def _look(self) -> None:
-        now, states = int(time.time()), self._board.states()
-        self._since = {name: self._since.get(name, now) for name, state in states.items() if state in DOWN}
+    def _check(self) -> None:
+        now, states = int(time.time()), self._channels.states()
+        self._down_since = {name: self._down_since.get(name, now) for name, state in states.items() if state in DOWN}
         if not self._webhooks.all():
-            return  # who comes later is told of those that are away then
-        told = self._webhooks.outages()
+            return  # a webhook added later gets the outages of that time
+        reported = self._webhooks.outages()
         for name, state in states.items():
-            if state in DOWN and name not in told and now - self._since[name] >= self._patience_s:
-                self._tell(CHANNEL_DOWN, name, state, self._since[name])
-            elif state in UP and name in told:
-                self._tell(CHANNEL_UP, name, state, told[name])
+            if state in DOWN and name not in reported and now - self._down_since[name] >= self._down_s:
+                self._report(CHANNEL_DOWN, name, state, self._down_since[name])
+            elif state in UP and name in reported:
+                self._report(CHANNEL_UP, name, state, reported[name])
 
-    def _tell(self, event: str, name: str, state: str, since: int) -> None:
+    def _report(self, event: str, name: str, state: str, since: int) -> None:
         data = {"channel": name, "state": state, "down_since": rfc3339(datetime.fromtimestamp(since, UTC))}
         digest = hashlib.sha256(f"{event} {name} {since}".encode()).hexdigest()[:24]  # an id may have no dots
         message = Message(f"msg_{digest}", event, None, body_of(event, data))

@@ -28,7 +28,7 @@ from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.web.auth.gatekeeper import Caller, Gatekeeper
 from monitor.web.auth.tokens import Tokens
-from monitor.web.channel_board import ChannelBoard
+from monitor.web.channel_views import ChannelViews
 from monitor.web.dashboard import read_dashboard
 from monitor.web.event_feed import EventFeed
 from monitor.web.reference_views import ReferenceViews
@@ -48,7 +48,7 @@ class AppContext:
     library: ActiveLibrary
     model: str
     encoder_id: str
-    channels: Callable[[], Sequence[tuple[ChannelSettings, bool]]]  # the monitored ones, and whether each has ended
+    channels: Callable[[], Sequence[ChannelSettings]]  # those that are monitored now
     latest_frames: LatestFrames
     rights: RightsStore
     webhooks: WebhookStore
@@ -61,8 +61,8 @@ class AppContext:
         self.history = History(data_dir)
         self.tokens = Tokens(data_dir)
         self.gatekeeper = Gatekeeper(self.tokens)
-        self.board = ChannelBoard(self.channels, self.metrics.channels, self.history)
-        self.feed = EventFeed(self.history, self.rights, self.evidence, self.board, self.contents, self.emitted)
+        self.channel_views = ChannelViews(self.channels, self.metrics.channels, self.history)
+        self.feed = EventFeed(self.history, self.rights, self.evidence, self.channel_views, self.contents, self.emitted)
         self.registrar = Registrar(Jobs(data_dir), self.settings)
         self.webhook_sender = WebhookSender(
             self.webhooks,

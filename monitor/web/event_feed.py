@@ -24,14 +24,14 @@ from monitor.ops.change_signal import ChangeSignal, watch
 from monitor.ops.process import wait_for_event
 from monitor.rights.store import RightsStore
 from monitor.web.alert_views import alert_views
-from monitor.web.channel_board import ChannelBoard
+from monitor.web.channel_views import ChannelViews
 from reference_db.errors import CatalogError
 from reference_db.store.catalog import Contents
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5  # changes of channels and of the library; alerts and reviews wake the feed at once
-IDLE_S = 1.0  # poll without listeners: only the channel board is updated
+IDLE_S = 1.0  # poll without listeners: only changes of channels are noted
 QUEUE = 256  # events waiting for one listener; when full, the listener is dropped
 MAX_MISSED = 10_000  # events sent again to a listener that reconnects; the list of alerts has the rest
 BATCH = 500
@@ -45,12 +45,12 @@ class EventFeed:
         history: History,
         rights: RightsStore,
         evidence: EvidenceStore,
-        board: ChannelBoard,
+        channel_views: ChannelViews,
         contents: Callable[[], Contents],
         emitted: ChangeSignal,
     ) -> None:
         self._history, self._rights, self._evidence = history, rights, evidence
-        self._board, self._contents, self._emitted = board, contents, emitted
+        self._channel_views, self._contents, self._emitted = channel_views, contents, emitted
         self._queues: set[asyncio.Queue[ServerSentEvent | None]] = set()
         self._last_alert_event = self._last_review = 0  # the newest ones published
         self._has_reviews = False  # the rights changed since reviews were last read
@@ -129,7 +129,7 @@ class EventFeed:
 
     def _new_events(self) -> list[ServerSentEvent]:
         """All events since the last call; runs in a thread."""
-        changed = self._board.changes()
+        changed = self._channel_views.changes()
         with self._lock:
             self._is_behind = not self._queues
             return [] if self._is_behind else self._read(changed)
@@ -138,7 +138,7 @@ class EventFeed:
         try:
             alerts = self._alert_events(self._last_alert_event, BATCH)
             self._last_alert_event = max([self._last_alert_event, *(int(event.id or 0) for event in alerts)])
-            views = {one.name: one for one in self._board.channels()} if changed else {}
+            views = {one.name: one for one in self._channel_views.channels()} if changed else {}
             reviews = self._review_events()
         except (OutboxFailed, RightsStoreFailed):
             return []  # readiness reports it; the events follow when the disk works again

@@ -16,7 +16,7 @@ def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def test_time_goes_on_over_several_wraps() -> None:
+def test_time_continues_over_several_wraps() -> None:
     clock, first = StreamClock("ch"), None
     for n in range(0, 4 * 95_443, 20):
         epoch, stream_s = clock.place((50_000 + n) % WRAP_S, at(n))
@@ -25,7 +25,7 @@ def test_time_goes_on_over_several_wraps() -> None:
         assert abs(stream_s - (50_000 + n)) < 1e-6
 
 
-def test_a_jump_that_arrival_does_not_explain_begins_an_epoch() -> None:
+def test_a_jump_that_arrival_does_not_explain_starts_an_epoch() -> None:
     clock = StreamClock("ch")
     first, _ = clock.place(100.0, at(0))
     back, stream_s = clock.place(50.0, at(1))
@@ -35,7 +35,7 @@ def test_a_jump_that_arrival_does_not_explain_begins_an_epoch() -> None:
     assert forward is not back
 
 
-def test_a_gap_that_arrival_explains_is_no_new_epoch_until_thirty_seconds() -> None:
+def test_a_gap_that_arrival_explains_starts_an_epoch_after_thirty_seconds_only() -> None:
     clock = StreamClock("ch")
     first, _ = clock.place(100.0, at(0))
     again, stream_s = clock.place(125.0, at(25))
@@ -62,8 +62,8 @@ def test_time_within_an_epoch_never_jumps_unexplained(arrivals: list[tuple[float
         last = (epoch, stream_s)
 
 
-def test_a_clock_that_drifts_is_shown_within_a_second_of_the_wall_for_a_day() -> None:
-    """500 ppm, the most that a bad oscillator does; the first picture comes late, as it does when a decoder opens."""
+def test_wall_times_of_a_drifting_clock_are_right_to_a_second_for_a_day() -> None:
+    """500 ppm, the drift of a bad oscillator; the first frame is late, as it is when a decoder opens."""
     for rate in (1.0005, 0.9995):
         clock = StreamClock("ch")
         epoch, _ = clock.place(1000.0, at(3.0))
@@ -79,7 +79,7 @@ def test_a_clock_that_drifts_is_shown_within_a_second_of_the_wall_for_a_day() ->
                 assert abs((shown - at(n)).total_seconds()) <= 1.0, (rate, n)
 
 
-def test_a_longer_way_to_us_is_not_taken_for_drift_at_once() -> None:
+def test_a_longer_delay_is_not_taken_for_drift_at_once() -> None:
     clock = StreamClock("ch")
     for n in range(0, 3600, 2):
         epoch, _ = clock.place(float(n), at(n))
@@ -89,7 +89,7 @@ def test_a_longer_way_to_us_is_not_taken_for_drift_at_once() -> None:
     assert abs((epoch.began_at - NOON).total_seconds()) <= 1.0
 
 
-def test_a_wall_clock_that_is_set_moves_shown_times_and_nothing_else() -> None:
+def test_setting_the_wall_clock_moves_wall_times_only() -> None:
     for step_s in (3600, -3600):
         clock = StreamClock("ch")
         first, _ = clock.place(100.0, at(0), steady_s=50.0)
@@ -99,7 +99,7 @@ def test_a_wall_clock_that_is_set_moves_shown_times_and_nothing_else() -> None:
         assert again.wall_time(101.0) == at(1 + step_s).isoformat().replace("+00:00", "Z")
 
 
-def test_the_same_epoch_is_the_same_however_its_wall_time_is_known() -> None:
+def test_epochs_are_compared_by_name_not_by_wall_time() -> None:
     first, _ = StreamClock("ch").place(0.0, at(0))
     assert first == ChannelEpoch("ch", first.name, at(5))
     assert first != ChannelEpoch("ch", "another", first.began_at)

@@ -1,4 +1,4 @@
-"""Every stream fault, each on its own channel, several at once, beside one channel without a fault."""
+"""Every stream fault, each on its own channel, several at once, beside one channel without faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.streams import SCENARIOS, run
 
 pytestmark = pytest.mark.system  # nginx, VLC, ffmpeg, openssl
 
-AT_ONCE = 8  # scenarios; more would only wait for two cores to start their decoders
+AT_ONCE = 8  # scenarios; more would only wait until two cores have started their decoders
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The rolling window: every second once, holes marked."""
+"""The rolling window: every second once, with holes marked."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def unit(*numbers: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
     return row / np.linalg.norm(row)
 
 
-def test_skipped_seconds_are_filled_in_as_unseen() -> None:
+def test_skipped_seconds_are_added_as_unseen() -> None:
     window = FeatureWindow()
     window.push(10, unit(1, 0), True)
     added = window.push(13, unit(0, 1), True)
@@ -28,14 +28,14 @@ def test_the_window_forgets_the_oldest() -> None:
     assert [live.second for live in window] == [6, 7, 8, 9]
 
 
-def test_a_second_does_not_come_twice() -> None:
+def test_a_second_cannot_be_added_twice() -> None:
     window = FeatureWindow()
     window.push(5, unit(1, 0), True)
     with pytest.raises(ValueError, match="does not come after"):
         window.push(5, unit(1, 0), True)
 
 
-def test_a_still_picture_brings_nothing_new() -> None:
+def test_a_still_picture_has_no_novelty() -> None:
     window = FeatureWindow()
     (first,) = window.push(0, unit(1, 0), True)
     (same,) = window.push(1, unit(1, 0), True)
@@ -45,13 +45,13 @@ def test_a_still_picture_brings_nothing_new() -> None:
     assert other.novelty == 1.0
 
 
-def test_black_is_seen_but_does_not_count() -> None:
+def test_a_black_second_has_a_row_but_does_not_count() -> None:
     (black,) = FeatureWindow().push(0, unit(1, 0), False)
     assert black.row is not None
     assert not black.counts
 
 
-def test_a_held_second_is_as_new_as_the_picture_it_shows_again() -> None:
+def test_a_held_second_is_as_new_as_the_picture_it_repeats() -> None:
     window = FeatureWindow()
     window.push(0, unit(1, 0), True)
     (new,) = window.push(1, unit(0, 1), True)

@@ -30,14 +30,14 @@ def address(tmp_path: Path) -> Iterator[str]:
 
 
 async def seconds_until(source: LiveSource, last: int) -> list[int]:
-    """Reads until this second of the stream, then leaves as a pipeline that failed would."""
-    seen: list[int] = []
+    """Reads until this second of the stream, then stops as a failed runner does."""
+    seconds: list[int] = []
     async with aclosing(source.samples()) as samples:
         async for sample in samples:
-            seen.append(sample.second)
-            if seen[-1] >= last:
+            seconds.append(sample.second)
+            if seconds[-1] >= last:
                 break
-    return seen
+    return seconds
 
 
 def test_a_source_whose_reader_failed_is_read_again_and_ends_when_closed(address: str) -> None:
@@ -45,7 +45,7 @@ def test_a_source_whose_reader_failed_is_read_again_and_ends_when_closed(address
 
     async def twice() -> tuple[list[int], list[int], list[int]]:
         first = await seconds_until(source, 14)
-        await asyncio.sleep(1.1)  # an epoch is named by its second, and seconds of one epoch are told once
+        await asyncio.sleep(1.1)  # an epoch is named by its second, and the seconds of one epoch are delivered once
         again = await seconds_until(source, 14)
         await source.close()
         return first, again, await seconds_until(source, 14)

@@ -1,4 +1,4 @@
-"""One secret in every form of address, watched by real sources: it comes out nowhere."""
+"""One secret in every form of URL, opened by real sources: it is written nowhere."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ HOSTS = r"(?<=[/@\\])(10\.0\.0\.5|cam|cdn|host|a\.rtmp\.example\.com|239\.0\.0\.
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
     root = logging.getLogger()
-    kept, stream = (list(root.handlers), root.level), io.StringIO()
+    handlers, level, stream = list(root.handlers), root.level, io.StringIO()
     configure_logging(LoggingSettings(level="debug", format="json"), stream)
     yield stream
-    root.handlers, root.level = kept[0], kept[1]
+    root.handlers, root.level = handlers, level
 
 
 def test_the_secret_is_in_no_log_metric_error_or_process_list(log: io.StringIO) -> None:
     metrics = Metrics(CollectorRegistry())
-    watched, refusals = [], []
+    running, refusals = [], []
     for n, form in enumerate(FORMS):
         url = re.sub(HOSTS, "127.0.0.1", filled(form))
         try:
@@ -45,35 +45,35 @@ def test_the_secret_is_in_no_log_metric_error_or_process_list(log: io.StringIO) 
         except ValidationError as error:
             refusals.append(str(error))
             continue
-        watched.append(
+        running.append(
             RunningSource(LiveSource(settings, metrics, timeouts=replace(SHORT_TIMEOUTS, opening_s=15)), metrics)
         )
-    assert len(watched) >= 30
-    said = ""
+    assert len(running) >= 30
+    processes = ""
     try:
         deadline = time.monotonic() + 2 * WAIT_S
-        while any(one.source.state == "starting" for one in watched) and time.monotonic() < deadline:
-            said += process_list()
-            time.sleep(0.2)  # between two looks at the process list
-        states = {one.source.channel: one.source.state for one in watched}
+        while any(one.source.state == "starting" for one in running) and time.monotonic() < deadline:
+            processes += process_list()
+            time.sleep(0.2)  # polls the process list
+        states = {one.source.channel: one.source.state for one in running}
         assert set(states.values()) <= {"failed", "stalled", "denied"}, states
     finally:
-        for one in watched:
+        for one in running:
             one.close()
-    assert "reference_db.media.decoder" in said
+    assert "reference_db.media.decoder" in processes
     assert "reconnecting" in log.getvalue()
-    for text in (said, log.getvalue(), generate_latest(metrics.registry).decode(), *refusals, repr(watched)):
+    for text in (processes, log.getvalue(), generate_latest(metrics.registry).decode(), *refusals, repr(running)):
         assert SECRET not in text
 
 
 def process_list() -> str:
-    """What anybody on this machine may read of our processes."""
-    said = ""
+    """What other users of this machine can read about our processes."""
+    found = ""
     for place in Path("/proc").glob("[0-9]*"):
         try:
             line = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if "reference_db.media.decoder" in line:
-                said += line + (place / "environ").read_bytes().decode(errors="replace")
+                found += line + (place / "environ").read_bytes().decode(errors="replace")
         except OSError:
             continue
-    return said
+    return found

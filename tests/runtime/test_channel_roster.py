@@ -136,7 +136,7 @@ def test_the_status_of_a_channel_whose_task_is_done_is_ended() -> None:
         async with asyncio.TaskGroup() as tasks:
             roster = ChannelRoster(tasks, lambda one: (QueuedSource(one.name), play()), metrics, list)
             await roster.update([channel("file")])
-            assert roster.watched == [(channel("file"), False)]
+            assert roster.channels == [channel("file")]
 
     asyncio.run(asyncio.wait_for(run(), 60))
     report = metrics.channels.of("file").report()

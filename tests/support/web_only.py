@@ -40,7 +40,7 @@ class WebAppServer:
         webhooks = {"channel_down_s": channel_down_s}
         settings = Settings.model_validate({"data_dir": data_dir, "web": web, "webhooks": webhooks})
         self.outbox = Outbox.open(data_dir, [])
-        self.channels: list[tuple[ChannelSettings, bool]] = []  # monitored ones, and whether each has ended
+        self.channels: list[ChannelSettings] = []  # that are monitored
         self.context = AppContext(
             settings=settings,
             config=data_dir / "copywatch.yaml",

@@ -18,7 +18,7 @@ from monitor.config.settings import CHANNEL_NAME, ChannelSettings
 from monitor.ingest.channel_probe import probe_channel
 from monitor.ops.timestamps import rfc3339
 from monitor.web.auth.gatekeeper import Caller
-from monitor.web.channel_board import ChannelOut
+from monitor.web.channel_views import ChannelOut
 from monitor.web.context import AppContext, Context, CurrentCaller
 from monitor.web.requests.paging import Cursor, Limit, Page, page_of
 from monitor.web.requests.problems import ERROR_RESPONSES, JPEG, Problem, not_found
@@ -65,7 +65,7 @@ class ProbeOut(BaseModel):
 @router.get("/api/v1/channels")
 def list_channels(context: Context, limit: Limit = 50, cursor: Cursor = None) -> Page[ChannelOut]:
     """The channels, by name."""
-    items, following = page_of(context.board.channels(), limit, cursor, lambda one: one.name)
+    items, following = page_of(context.channel_views.channels(), limit, cursor, lambda one: one.name)
     return Page(items=list(items), next=following)
 
 
@@ -105,7 +105,7 @@ def try_channel(context: Context, caller: CurrentCaller, body: ProbeIn) -> Probe
 @router.get("/api/v1/channels/{name}")
 def show_channel(context: Context, name: ChannelName) -> ChannelOut:
     """One channel."""
-    for one in context.board.channels():
+    for one in context.channel_views.channels():
         if one.name == name:
             return one
     raise not_found(f"channel {name}")
@@ -115,7 +115,7 @@ def show_channel(context: Context, name: ChannelName) -> ChannelOut:
 def drop_channel(context: Context, name: ChannelName) -> None:
     """Removes a channel from the configuration; its open alerts end."""
     config = _config(context)
-    if name not in [channel.name for channel, _ in context.channels()]:
+    if name not in [channel.name for channel in context.channels()]:
         raise not_found(f"channel {name}")
     try:
         remove_channel(config, name)
@@ -126,7 +126,7 @@ def drop_channel(context: Context, name: ChannelName) -> None:
 @router.get("/api/v1/channels/{name}/thumbnail", responses=JPEG, response_class=Response)
 def show_picture(context: Context, name: ChannelName) -> Response:
     """Its latest frame."""
-    jpeg = context.latest_frames.jpeg(name) if name in [one.name for one, _ in context.channels()] else None
+    jpeg = context.latest_frames.jpeg(name) if name in [channel.name for channel in context.channels()] else None
     if jpeg is None:
         raise not_found(f"picture of channel {name} yet")
     return Response(jpeg, media_type="image/jpeg")

@@ -76,7 +76,7 @@ def system(context: Context) -> SystemOut:
             seconds=len(index),
             refreshed_at=rfc3339(refreshed_at),
         ),
-        channels=context.board.counts(),
+        channels=context.channel_views.counts(),
         backlog=dict(process.backlog),
         problems=context.health.problems,
         evidence=EvidenceOut(

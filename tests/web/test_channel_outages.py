@@ -23,7 +23,7 @@ class Channel:
 
     def __init__(self, server: WebAppServer, name: str = "ch5") -> None:
         self._status = server.context.metrics.channels.of(name)
-        server.channels = [(ChannelSettings(name=name, url="http://192.0.2.1/x"), False)]
+        server.channels = [ChannelSettings(name=name, url="http://192.0.2.1/x")]
 
     def is_now(self, state: str) -> None:
         self._status.enter(state)
@@ -42,7 +42,9 @@ def test_an_outage_and_its_end_are_reported_once(tmp_path: Path) -> None:
         channel.is_now("stalled")
         wait_until(lambda: len(queued_messages(webhooks, id)) == 1, lambda: queued_messages(webhooks, id))
         channel.is_now("failed")  # the same outage
-        wait_until(lambda: server.web.outages._board.states() == {"ch5": "failed"}, lambda: "the state is not updated")
+        wait_until(
+            lambda: server.web.outages._channels.states() == {"ch5": "failed"}, lambda: "the state is not updated"
+        )
     with WebAppServer(tmp_path, channel_down_s=0.0) as server:  # after a restart
         channel = Channel(server)
         channel.is_now("impaired")  # frames arrive
@@ -60,8 +62,8 @@ def test_an_outage_and_its_end_are_reported_once(tmp_path: Path) -> None:
 def test_a_webhook_added_during_an_outage_learns_its_start(tmp_path: Path) -> None:
     with WebAppServer(tmp_path, channel_down_s=0.0) as server:
         Channel(server).is_now("failed")
-        wait_until(lambda: "ch5" in server.web.outages._since, lambda: "it was not seen")
-        since = server.web.outages._since["ch5"]
+        wait_until(lambda: "ch5" in server.web.outages._down_since, lambda: "it was not seen")
+        since = server.web.outages._down_since["ch5"]
         wait_until(lambda: time.time() > since + 1, lambda: "the clock does not advance")
         id = WebhookStore(tmp_path).add("https://192.0.2.7/hook").id
         wait_until(lambda: len(queued_messages(WebhookStore(tmp_path), id)) == 1, lambda: "it is not reported")
@@ -75,7 +77,7 @@ def test_a_quick_reconnect_is_not_reported(tmp_path: Path) -> None:
     with WebAppServer(tmp_path, channel_down_s=3600.0) as server:
         channel, outages = Channel(server), server.web.outages
         channel.is_now("stalled")
-        wait_until(lambda: "ch5" in outages._since, lambda: "it was not seen")
+        wait_until(lambda: "ch5" in outages._down_since, lambda: "it was not seen")
         channel.is_now("up")
-        wait_until(lambda: not outages._since, lambda: "it was not seen")
+        wait_until(lambda: not outages._down_since, lambda: "it was not seen")
     assert queued_messages(webhooks, id) == []

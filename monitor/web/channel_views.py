@@ -31,12 +31,12 @@ class ChannelOut(BaseModel):
     current: list[str] = Field(description="Ids of its open alerts.")
 
 
-class ChannelBoard:
+class ChannelViews:
     """All channels that `serve` monitors; any thread may call."""
 
     def __init__(
         self,
-        channels: Callable[[], Sequence[tuple[ChannelSettings, bool]]],
+        channels: Callable[[], Sequence[ChannelSettings]],
         statuses: ChannelStatuses,
         history: History,
     ) -> None:
@@ -70,7 +70,7 @@ class ChannelBoard:
                 dropped=report.n_dropped,
                 current=current[channel.name],
             )
-            for channel, _ in self._channels()
+            for channel in self._channels()
             if (report := reports.get(channel.name)) is not None
         ]
         return sorted(found, key=lambda one: one.name)
@@ -84,5 +84,5 @@ class ChannelBoard:
         return dict(Counter(self.states().values()))
 
     def _reports(self) -> dict[str, ChannelReport]:
-        names = {channel.name for channel, _ in self._channels()}
+        names = {channel.name for channel in self._channels()}
         return {one.channel: one for one in self._statuses.reports() if one.channel in names}
