@@ -76,7 +76,7 @@ class Endpoint:
     disabled_reason: str | None
     created_at: str
     old_secret: str | None = None
-    old_until: float = 0.0  # seconds of the epoch
+    old_until: float = 0.0  # Unix seconds
 
     def secrets(self, now: float) -> list[str]:
         """The secrets that sign a message now: two while one is being replaced."""
@@ -110,7 +110,7 @@ class Delivery:
     tries: int
     last_status: int | None
     last_error: str | None
-    next_at: float  # seconds of the epoch
+    next_at: float  # Unix seconds
     created_at: str
 
     def as_dict(self) -> dict[str, Any]:
