@@ -13,13 +13,10 @@ import pytest
 from monitor.demo.broadcast import Transmitter
 from monitor.evidence.store import EvidenceStore
 from monitor.rights.store import RightsStore
-from tests.runtime.test_recovery import house
 from tests.support.serve_process import ServeProcess, clean_environment, wait_until
-from tests.support.serve_runs import SampleLibrary
+from tests.support.serve_runs import build_sample_library
 
 pytestmark = pytest.mark.slow  # a real serve
-
-__all__ = ["house"]  # a fixture
 
 
 def copywatch(data_dir: Path, *arguments: str) -> str:
@@ -34,15 +31,15 @@ def copywatch(data_dir: Path, *arguments: str) -> str:
     return run.stdout
 
 
-def test_commands_beside_a_running_monitor_take_effect(house: SampleLibrary, tmp_path: Path) -> None:
-    with Transmitter(house.recording) as air:
-        config = house.config(tmp_path / "air", air.url)
+def test_commands_beside_a_running_monitor_take_effect(tmp_path: Path) -> None:
+    library = build_sample_library(tmp_path)
+    with Transmitter(library.recording) as transmitter:
+        config = library.config(tmp_path / "live", transmitter.url)
         data = config.parent / "data"
         # A second channel reads the recording as fast as it goes: its two copies have ended when the first airs.
-        channels = (
-            f'channels: [{{name: ch5, url: "{air.url}", mode: exact}}, {{name: past, url: "{house.recording}"}}]\n'
-        )
-        config.write_text(config.read_text().rpartition("channels:")[0] + channels)
+        live = f'{{name: ch5, url: "{transmitter.url}", mode: exact}}'
+        past = f'{{name: past, url: "{library.recording}"}}'
+        config.write_text(config.read_text().rpartition("channels:")[0] + f"channels: [{live}, {past}]\n")
         copywatch(data, "licences", "add", "--reference", "film", "--channel", "past")
 
         def emitted(channel: str) -> list[dict[str, Any]]:
