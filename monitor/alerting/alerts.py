@@ -19,7 +19,7 @@ from typing import Any, Protocol, Self
 
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.excluding import Spans, trimmed
-from monitor.matching.stitching import Name, Seconds, SegmentView
+from monitor.matching.stitching import Seconds, SegmentName, SegmentView
 from monitor.ops.timestamps import rfc3339
 from monitor.rights.rules import CONFIRMED, FALSE, LICENSED, NO_RULES, REVIEWED, Rules
 from reference_db.store.catalog import Reference, ReferenceId
@@ -222,7 +222,7 @@ class AlertBook:
         return set(self._open)
 
     @property
-    def open_segments(self) -> set[Name]:
+    def open_segments(self) -> set[SegmentName]:
         """Names of the segments whose alerts are open."""
         return {alert.last_view.name for alert in self._open.values()}
 

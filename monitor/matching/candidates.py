@@ -1,8 +1,8 @@
 """Candidates: index hits of the newest seconds, voted into (reference, offset).
 
 Each second's hits vote for the offset between reference and stream at which they lie. Votes of a few seconds are
-added up over neighbouring offsets, wide enough for speeds of 0.5 to 2; what passes the bar is a candidate. The
-network decides what is a copy, so the bar is low: it only bounds the work.
+added up over neighbouring offsets, wide enough for speeds of 0.5 to 2; an offset above the threshold is a candidate.
+The network decides what is a copy, so the threshold is low: it only bounds the work.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Vote:
 
 @dataclass(frozen=True, slots=True)
 class VoterState:
-    """A voter as it is stored."""
+    """The state of a `Voter`, for snapshots."""
 
     seconds: list[tuple[int, list[_Vote]]]
 
@@ -61,7 +61,7 @@ class Voter:
         return VoterState(list(self._seconds))
 
     def restore(self, state: VoterState) -> None:
-        """Goes on from there."""
+        """Resumes from there."""
         self._seconds = deque(state.seconds)
 
     def _votes(self, second: int, hits: Hits, index: ReferenceIndex) -> list[_Vote]:

@@ -1,7 +1,7 @@
 """Excluding: what is left of a segment when spans of its reference must not count.
 
-Paths are walked and named as if nothing were excluded, so an alert's id does not depend on what somebody decides while
-it is open; only what a segment claims does. A path's weight is taken to lie evenly along it.
+Paths are walked and named as if nothing were excluded, so an alert's id does not depend on exclusions added while it is
+open; only the segment's view does. A path's weight is taken to lie evenly along it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Spans: TypeAlias = Sequence[tuple[float, float]]  # half-open seconds of a refer
 
 
 def without(view: SegmentView, spans: Spans, scoring: Scoring) -> SegmentView:
-    """The view with the evidence that lies outside the spans only; score 0 where there is none."""
+    """The view with only the evidence outside the spans; score 0 if there is none."""
     shares = [_share_outside(path, spans) for path in view.paths]
     if all(share == 1.0 for share in shares):
         return view
@@ -37,7 +37,7 @@ def without(view: SegmentView, spans: Spans, scoring: Scoring) -> SegmentView:
 
 
 def trimmed(view: SegmentView, spans: Spans) -> SegmentView:
-    """The view without what is excluded at either of its ends; as it is where all or nothing is."""
+    """The view without the excluded seconds at its ends; unchanged if all or none of it is excluded."""
     seconds = np.arange(int(view.live_start_s), int(view.live_end_s))
     columns = view.columns(seconds)
     outside = np.flatnonzero(~_inside(columns, spans))

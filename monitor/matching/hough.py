@@ -1,8 +1,8 @@
-"""Hough voting: the baseline that the paper's tables begin with. A similarity matrix comes in, segments come out.
+"""Hough voting: the baseline in the first row of the paper's tables. A similarity matrix in, segments out.
 
 Cells that are similar enough vote for the offset between their two sides. The offset with most votes is taken, its
-cells are cut into runs, and their neighbourhood votes no more; then the next. A copy that is not aired at its own
-speed has no one offset, so it falls into pieces or is missed: that is what the step map is for.
+cells are cut into runs, and their neighbourhood no longer votes; then the next. A copy at another speed has no single
+offset, so it is split or missed: the step map handles that.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from monitor.matching.paths import soft_weight
 
 OFFSET_SLACK = 1  # an offset is voted for by cells this far off it, since the two sides are never in phase
 MAX_GAP_S = 8  # seconds without a vote within one segment
-MAX_SEGMENTS = 32  # of one matrix: static pictures have as many offsets as seconds
+MAX_SEGMENTS = 32  # of one matrix: a static scene has as many offsets as seconds
 MIN_SECONDS = 3  # hard weight: a shorter segment is dropped
 
 
@@ -64,7 +64,7 @@ def hough_segments(
 
 
 def _runs(live: NDArray[np.int64], ref: NDArray[np.int64], weights: NDArray[np.float64]) -> list[HoughSegment]:
-    """The cells of one offset, the best of each row, cut where rows without a cell are too many."""
+    """The cells of one offset, the best of each row, cut at gaps longer than MAX_GAP_S."""
     order = np.lexsort((-weights, live))
     live, ref, weights = live[order], ref[order], weights[order]
     first_of_row = np.concatenate([[True], live[1:] != live[:-1]])

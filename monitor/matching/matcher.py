@@ -1,8 +1,8 @@
 """One channel's matching: seconds and their index hits in, tiles for the network out, then segment views out.
 
-The network is called in between by whoever owns it (`plan`, predict, `apply`), so that tiles of many channels can
-share a batch. Which bands are open follows from the stream and the library alone: a candidate opens one, back to
-before its first vote; votes and open paths keep it alive. Their number and width are bounded whatever airs.
+The caller runs the network between `plan` and `apply`, so that tiles of many channels can share a batch. Which bands
+are open follows from the stream and the library alone: a candidate opens one, back to before its first vote; votes and
+open paths keep it open. Their number and width are bounded for any stream.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from monitor.matching.candidates import Candidate, Voter, VoterState
 from monitor.matching.excluding import Spans, without
 from monitor.matching.paths import AlignmentPath, PathTracker, TrackerState
 from monitor.matching.refining import refine
-from monitor.matching.stitching import Name, PathState, Scoring, SegmentState, SegmentView, Stitcher
+from monitor.matching.stitching import PathState, Scoring, SegmentName, SegmentState, SegmentView, Stitcher
 from monitor.matching.tiles import HALO, Band, BandState, Cut, MapRow, SimilarityTile, TileMaps
 from reference_db.search.feature_rows import CachedRows, ReferenceRows
 from reference_db.search.index import Hits, ReferenceIndex
 from reference_db.store.catalog import ReferenceId
 
-BACK_FILL_S = 20  # a band begins so long before the candidate that opens it
-KEEP_S = 20  # a band without votes and without paths is closed after this
+BACK_FILL_S = 20  # a band starts this long before the candidate that opens it
+IDLE_S = 20  # a band without votes and without paths is closed after this
 MAX_BANDS = 12
 WIDE = 512  # columns of a band: a reference up to this long is read whole
-BEHIND = 96  # columns kept to the left of a candidate in a longer one
-MOVE = 128  # a band moves on by so many columns when a path comes this close to its right border
+BEHIND = 96  # columns to the left of a candidate in a longer one
+MOVE = 128  # a band moves by so many columns when a path comes this close to its right border
 
 
 @dataclass(frozen=True, slots=True)
 class MatchParameters:
-    """What decides about paths and scores. The defaults are the paper's where it has them."""
+    """Parameters of paths and scores. The defaults are the paper's where it has them."""
 
-    tau: float = 0.3  # mask from which a cell may begin a path
+    tau: float = 0.3  # mask from which a cell may start a path
     sigma: float = 0.1  # similarity x mask from which a cell joins one
     hits: int = 20  # nearest reference seconds that vote, per stream second
     min_similarity: float = 0.3  # of a vote
@@ -47,7 +47,7 @@ class MatchParameters:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadRow:
-    """What the network read in one row of a band, as it is stored."""
+    """The maps of one row of a band, for snapshots."""
 
     second: int
     mask: NDArray[np.float32]
@@ -56,7 +56,7 @@ class ReadRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadingState:
-    """A band and its paths as they are stored: the newest rows read, the first of them final if `has_undecided`."""
+    """A band and its paths, for snapshots: the newest rows read, the first of them final if `has_undecided`."""
 
     band: BandState
     tracker: TrackerState
@@ -68,7 +68,7 @@ class ReadingState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MatcherState:
-    """The matching of one channel epoch between two seconds, as it is stored."""
+    """The state of a `Matcher` between two seconds, for snapshots."""
 
     window: WindowState
     voter: VoterState
@@ -80,7 +80,7 @@ class MatcherState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _InUse:
-    """A reference that a band or a segment names."""
+    """A reference that a band or a segment uses."""
 
     rows: CachedRows
     informative: NDArray[np.bool_]
@@ -89,7 +89,7 @@ class _InUse:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """A band, the tracker that reads it, and what is known ahead of its final rows."""
+    """A band, the tracker that walks its paths, and the rows that are not final yet."""
 
     band: Band
     tracker: PathTracker
@@ -102,14 +102,14 @@ class _Reading:
         return self.band.reference == candidate.reference and candidate.ref_s in self.band.columns
 
     def read(self, rows: list[MapRow]) -> None:
-        """Takes the newest rows of a cut; only the first can be final."""
+        """Applies the newest rows of a cut; only the first can be final."""
         if len(rows) > HALO:
             self.ended += self.tracker.push(rows[0])
             rows = rows[1:]
         self.provisional = rows
 
     def finish(self) -> None:
-        """The stream ends here: what was provisional is the border of the matrix."""
+        """The stream ends here: the provisional rows are the border of the matrix."""
         for row in self.provisional:
             self.ended += self.tracker.push(row)
         self.ended += self.tracker.finish()
@@ -124,7 +124,7 @@ class _Reading:
         return states
 
     def state(self) -> ReadingState:
-        """All that `restored` needs."""
+        """All that `restore` needs."""
         undecided = self.tracker.undecided
         rows = ([undecided] if undecided is not None else []) + self.provisional
         return ReadingState(
@@ -137,14 +137,14 @@ class _Reading:
         )
 
     def restore(self, state: ReadingState, at: Callable[[int], LiveSecond]) -> None:
-        """Goes on from there; `at` gives the stream's seconds."""
+        """Resumes from there; `at` gives the stream's seconds."""
         self.band.restore(state.band, at)
         rows = [self.band.mapped(row.second, row.mask, row.step) for row in state.rows]
         self.tracker.restore(state.tracker, rows[0] if state.has_undecided else None)
         self.provisional = rows[1:] if state.has_undecided else rows
 
-    def follow(self) -> None:
-        """Moves the window of columns on when a path nears its right border."""
+    def move_columns(self) -> None:
+        """Moves the window of columns to the right when a path comes close to its border."""
         heads, columns = self.tracker.heads(), self.band.columns
         if heads and max(heads) > columns.stop - MOVE and columns.stop < self.band.n_columns:
             stop = min(self.band.n_columns, columns.stop + MOVE)
@@ -154,7 +154,7 @@ class _Reading:
 class Matcher:
     """The matching state of one channel and stream epoch."""
 
-    def __init__(self, matching: MatchParameters, told_from: float = 0.0) -> None:
+    def __init__(self, matching: MatchParameters, alert_threshold: float = 0.0) -> None:
         self.matching = matching
         self.window = FeatureWindow()
         self._voter = Voter(matching.min_similarity, matching.min_votes)
@@ -162,7 +162,7 @@ class Matcher:
         self._done: dict[ReferenceId, list[tuple[int, range]]] = {}  # closed bands: last final second, columns
         self._in_use: dict[ReferenceId, _InUse] = {}
         self._stitcher = Stitcher(
-            matching.scoring, lambda reference: self._in_use[reference].rows, self.window.row, told_from
+            matching.scoring, lambda reference: self._in_use[reference].rows, self.window.row, alert_threshold
         )
         self._cuts: list[tuple[_Reading, Cut]] = []
         self._live: LiveSecond | None = None
@@ -172,11 +172,11 @@ class Matcher:
         return sum(len(reading.tracker.heads()) for reading in self._readings)
 
     def spans(self) -> list[range]:
-        """Stream seconds of every path that is open, or was until lately."""
+        """Stream seconds of every path that is open or closed a short time ago."""
         return self._stitcher.spans()
 
     def plan(self, live: LiveSecond, hits: Hits | None, index: ReferenceIndex) -> list[SimilarityTile]:
-        """Takes the window's next second in; the tiles that the network must read before `apply`."""
+        """Adds the window's next second; returns the tiles that the network must read before `apply`."""
         self._live = live
         self._cuts = []
         candidates = self._voter.push(live.second, hits, index)
@@ -187,10 +187,10 @@ class Matcher:
             self._vote(candidate, live.second, index)
         return [tile for _, cut in self._cuts for tile in cut.tiles]
 
-    def apply(self, maps: list[TileMaps], told: Collection[Name] = ()) -> list[SegmentView]:
-        """What the second led to, given the maps of the tiles that `plan` gave: open segments and closed ones.
+    def apply(self, maps: list[TileMaps], alerted: Collection[SegmentName] = ()) -> list[SegmentView]:
+        """Views of the open segments and of those that closed in this second, given the maps of `plan`'s tiles.
 
-        Those that are `told` are examined for echoes only when they close.
+        Segments with an open alert (`alerted`) are examined for echoes only when they close.
         """
         assert self._live is not None, "plan comes before apply"
         used = 0
@@ -199,12 +199,12 @@ class Matcher:
             used += len(cut.tiles)
         states = [state for reading in self._readings for state in reading.states()]
         for reading in self._readings:
-            reading.follow()
+            reading.move_columns()
         self._close_idle(self._live.second)
-        return self._stitcher.push(self._live.second - HALO, states, told)
+        return self._stitcher.push(self._live.second - HALO, states, alerted)
 
     def finish(self) -> list[SegmentView]:
-        """The last word on every segment, when the stream or its epoch ends."""
+        """The final view of every open segment, when the stream or its epoch ends."""
         states = []
         for reading in self._readings:
             reading.finish()
@@ -214,7 +214,7 @@ class Matcher:
         return [view for view in closed if not view.is_open] + self._stitcher.finish()
 
     def refined(self, view: SegmentView) -> SegmentView:
-        """The view with its ends read off lines: for what is told, since it costs more than a second's matching."""
+        """The view with its ends read off lines: for emitted views only, since it costs more than matching a second."""
         if not self.matching.refines:
             return view
         reference = self._in_use[view.reference]
@@ -241,14 +241,14 @@ class Matcher:
         )
 
     def restore(self, state: MatcherState, index: ReferenceIndex) -> set[ReferenceId]:
-        """Goes on from there. The references in use that went or changed meanwhile, whose paths are dropped."""
+        """Resumes from there; returns the references in use that were removed or changed: their paths are dropped."""
         self.window.restore(state.window)
         self._voter.restore(state.voter)
         newest_s = self.window.newest_s
         self._live = None if newest_s is None else self.window.at(newest_s)
         self._done = state.done
         gone = _gone(state.features, index)
-        for reference in (one for one in state.features if one not in gone):  # in their order: a set has none
+        for reference in (one for one in state.features if one not in gone):  # in their order, which a set has not
             place = index.place(reference)
             assert place is not None
             self._in_use[reference] = _in_use(index, place)
@@ -259,7 +259,7 @@ class Matcher:
         return gone
 
     def drop_gone(self, index: ReferenceIndex) -> set[ReferenceId]:
-        """The references in use that are not in this index or not as they were; their paths are dropped."""
+        """Drops the paths of references in use that this index lacks or has with other features, and returns those."""
         gone = _gone({reference: used.features_sha256 for reference, used in self._in_use.items()}, index)
         if gone:
             self._readings = [reading for reading in self._readings if reading.band.reference not in gone]
@@ -270,8 +270,8 @@ class Matcher:
         return gone
 
     def _reading(self, stored: ReadingState) -> _Reading:
-        used, kept = self._in_use[stored.band.reference], stored.band
-        band = Band(kept.reference, used.rows, used.informative, kept.first_live_s, kept.columns)
+        used, state = self._in_use[stored.band.reference], stored.band
+        band = Band(state.reference, used.rows, used.informative, state.first_live_s, state.columns)
         tracker = PathTracker(self.matching.tau, self.matching.sigma)
         reading = _Reading(band, tracker, stored.last_vote_s, stored.weight)
         reading.restore(stored, self.window.at)
@@ -284,7 +284,7 @@ class Matcher:
                 reading.weight = candidate.weight
                 return
         if index.place(candidate.reference) is None:
-            return  # voted for in an older index, gone from this one
+            return  # voted for in an older index, removed from this one
         if len(self._readings) >= MAX_BANDS and not self._drop_weakest(candidate.weight, second):
             return
         self._open(candidate, second, index)
@@ -298,8 +298,8 @@ class Matcher:
         first = second - BACK_FILL_S
         for last, old in self._done.get(candidate.reference, []):
             if old.start < columns.stop and columns.start < old.stop:
-                first = max(first, last + 1)  # what a closed band has read is not read again
-        seconds = [live for live in self.window.since(first) if live.second <= second]  # a hole's successor is there
+                first = max(first, last + 1)  # rows that a closed band has read are not read again
+        seconds = [live for live in self.window.since(first) if live.second <= second]  # a gap has later ones too
         band = Band(candidate.reference, used.rows, used.informative, seconds[0].second, columns)
         tracker = PathTracker(self.matching.tau, self.matching.sigma)
         reading = _Reading(band, tracker, second, candidate.weight)
@@ -312,7 +312,7 @@ class Matcher:
                 self._cuts.append((reading, cut))
 
     def _drop_weakest(self, weight: float, second: int) -> bool:
-        """Makes room for a candidate of this weight at the cost of a weaker band without paths."""
+        """Closes the weakest band without paths if it is weaker than this weight; whether there was one."""
         idle = [reading for reading in self._readings if not reading.tracker.heads() and reading.weight < weight]
         if not idle:
             return False
@@ -323,7 +323,7 @@ class Matcher:
 
     def _close_idle(self, second: int) -> None:
         for reading in list(self._readings):
-            if not reading.tracker.heads() and second - reading.last_vote_s > KEEP_S:
+            if not reading.tracker.heads() and second - reading.last_vote_s > IDLE_S:
                 self._retire(reading, second - HALO)
         self._done = {
             reference: recent

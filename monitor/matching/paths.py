@@ -5,7 +5,7 @@ final. Starts are taken by smallest row, then smallest column; a start in row r 
 path has passed row r + 1, since a path that enters r + 1 still removes its neighbours in r. Aligning a finished
 matrix is this tracker fed every row, then `finish`, so live and offline cannot differ.
 
-A path in progress keeps its head, its misses, running sums and a few thinned points: its state does not grow.
+A path in progress has its head, its misses, running sums and a few thinned points: its state does not grow.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from monitor.matching.tiles import DOWN, NO_STEP, RIGHT, RIGHT_DOWN, MapRow
 
 MAX_MISSES = 3  # consecutive, as the paper's text has it
 MAX_BLIND = 8  # seconds in a row that count for nothing before a path is given up
-MAX_POINTS = 64  # thinned points kept of a path, for its evidence
+MAX_POINTS = 64  # thinned points of a path, for its evidence
 
 
 @dataclass(frozen=True, slots=True)
 class AlignmentPath:
-    """A path as far as it was walked. Spans are of its members: cells with similarity x mask >= sigma."""
+    """A path as far as it has been walked. Spans are of its members: cells with similarity x mask >= sigma."""
 
     start: tuple[int, int]  # (live_s, ref_s) of the cell that began it: with the reference, the path's name
     first: tuple[int, int]
@@ -56,7 +56,7 @@ class AlignmentPath:
 
     @property
     def speed(self) -> float:
-        """Reference seconds per stream second, by least squares over the members; 1 where too short to tell."""
+        """Reference seconds per stream second, by least squares over the members; 1 if it is too short."""
         n, (si, sj, sii, sij) = self.n_members, self.moments
         spread = n * sii - si * si
         if self.live_seconds < 4 or spread <= 0:
@@ -70,7 +70,7 @@ def soft_weight(length: float, gamma: float) -> float:
 
 
 def joined(paths: Sequence[AlignmentPath]) -> AlignmentPath:
-    """Paths that follow each other as one, in order of time; it keeps the first one's name."""
+    """Paths that follow each other as one, in order of time; its name is that of the first."""
     start = paths[0].start
     moments = np.zeros(4)
     for path in paths:
@@ -100,7 +100,7 @@ def joined(paths: Sequence[AlignmentPath]) -> AlignmentPath:
 
 @dataclass(slots=True)
 class _Walker:
-    """A path in progress and where it stands."""
+    """A path in progress: the cell it stands in, and its sums so far."""
 
     start: tuple[int, int]
     row: int
@@ -167,8 +167,8 @@ class _Walker:
         si, sj, sii, sij = self.moments
         self.moments = (si + i, sj + j, sii + i * i, sij + i * j)
 
-    def twin(self) -> _Walker:
-        """Another that stands where this one does; `dataclasses.replace` takes ten times as long."""
+    def copy(self) -> _Walker:
+        """A copy; `dataclasses.replace` takes ten times as long."""
         return _Walker(
             self.start,
             self.row,
@@ -206,7 +206,7 @@ class _Walker:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrackerState:
-    """A tracker as it is stored."""
+    """The state of a `PathTracker`, for snapshots."""
 
     walkers: list[_Walker]
     visited: dict[int, list[int]]  # row -> columns, sorted: equal trackers have equal states
@@ -225,20 +225,20 @@ class PathTracker:
     def push(self, row: MapRow) -> list[AlignmentPath]:
         """The paths that ended in this row, oldest start first."""
         if self._previous is not None and row.live_s != self._previous.live_s + 1:
-            raise ValueError(f"rows must follow each other, got {row.live_s} after {self._previous.live_s}")
-        seen = self._visited.setdefault(row.live_s, set())
+            raise ValueError(f"rows must be consecutive, got {row.live_s} after {self._previous.live_s}")
+        visited = self._visited.setdefault(row.live_s, set())
         for walker in self._walkers:
-            seen.update(walker.through(row, self.sigma))
+            visited.update(walker.through(row, self.sigma))
         if self._previous is not None:
-            self._begin(self._previous, row)
+            self._start_paths(self._previous, row)
             self._visited.pop(self._previous.live_s - 1, None)
         self._previous = row
         return self._take_ended()
 
     def finish(self) -> list[AlignmentPath]:
-        """The paths still open at the end of the last row pushed, and those that begin in it."""
+        """The paths still open at the end of the last row pushed, and those that start in it."""
         if self._previous is not None:
-            self._begin(self._previous, None)
+            self._start_paths(self._previous, None)
         for walker in self._walkers:
             walker.ended = True
         return self._take_ended()
@@ -252,10 +252,10 @@ class PathTracker:
         return [walker.column for walker in self._walkers]
 
     def peek(self, rows: list[MapRow]) -> list[AlignmentPath]:
-        """Open paths walked on through rows that are not final yet; nothing is kept of it."""
+        """Open paths walked on through rows that are not final yet; the tracker itself does not change."""
         paths = []
         for walker in self._walkers:
-            ahead = walker.twin()
+            ahead = walker.copy()
             for row in rows:
                 ahead.through(row, self.sigma)
             if path := ahead.path():
@@ -268,16 +268,16 @@ class PathTracker:
         return self._previous
 
     def state(self) -> TrackerState:
-        """All that `restore` needs, but for the undecided row."""
+        """All that `restore` needs, except the undecided row."""
         return TrackerState(self._walkers, {row: sorted(columns) for row, columns in self._visited.items()})
 
     def restore(self, state: TrackerState, undecided: MapRow | None) -> None:
-        """Goes on from there."""
+        """Resumes from there."""
         self._walkers, self._previous = state.walkers, undecided
         self._visited = {row: set(columns) for row, columns in state.visited.items()}
 
-    def _begin(self, row: MapRow, below: MapRow | None) -> None:
-        """Decide the starts of `row`; every older path has passed `below`, the row after it."""
+    def _start_paths(self, row: MapRow, below: MapRow | None) -> None:
+        """Decides the starts of `row`; every older path has passed `below`, the row after it."""
         candidates = np.flatnonzero((row.mask > self.tau) & row.counts) + row.first_ref_s
         for column in candidates.tolist():
             near = range(column - 1, column + 2)

@@ -1,11 +1,11 @@
 """Segments: paths of one reference joined over cuts, freezes, breaks and lost seconds.
 
-A path joins a segment when it begins, by what was known at that row: it goes on where one of the segment's paths
+A path joins a segment when it starts, by what is known at that row: it continues where one of the segment's paths
 stopped, within `join_s` on both sides, or it runs close beside one. The segment's name is its first path's start
-cell, for life. Joined this way a segment depends on the rows alone, not on how they arrived.
+cell and never changes. Joined this way a segment depends on the rows alone, not on how they arrived.
 
-What a segment claims is told by a `SegmentView`: the strongest of its paths that do not overlap each other, their
-common span and one score. A segment that merely mirrors a stronger one (the same stream seconds on other seconds
+A `SegmentView` is what a segment claims at one moment: the strongest of its paths that do not overlap each other,
+their common span and one score. A segment that merely mirrors a stronger one (the same stream seconds on other seconds
 of the reference that look alike, as in a static shot) is marked as its echo.
 """
 
@@ -26,12 +26,12 @@ from reference_db.store.catalog import ReferenceId
 
 NEAR_S = 3  # two paths side by side closer than this are one copy
 MIN_MEMBERS = 3  # a shorter path adds nothing to a segment that has a longer one
-MAX_PATHS = 24  # kept apart in one segment; older ones are joined
-BACK_S = 2  # how far a path may step back in the reference and still go on where another stopped
-EXPLAIN_S = 20  # a segment may go on so long after another, as its echo
+MAX_PATHS = 24  # separate paths of one segment; older ones are joined
+BACK_S = 2  # how far a path may step back in the reference and still continue another
+EXPLAIN_S = 20  # a segment may start this long after another and still be its echo
 AS_WELL = 0.85  # of a segment's own similarity, with which another explains it
-MAX_PAIRS = 4096  # of a reference's seconds whose likeness is kept
-REMEMBER_S = 60  # closed segments are kept so long, to tell echoes
+MAX_PAIRS = 4096  # of a reference's seconds whose similarity is cached
+REMEMBER_S = 60  # closed segments stay this long, to recognise their echoes
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,12 @@ class Scoring:
     """How a path's weight becomes a score; each term can be switched off to measure its worth."""
 
     gamma: float = 100.0
-    novelty_floor: float = 0.3  # what a second that brings nothing new still counts; 1 switches evidence off
+    novelty_floor: float = 0.3  # what a second without anything new still counts; 1 switches evidence off
     join_s: int = 8
     echo_similarity: float = 0.25  # reference seconds more alike than this mirror each other; above 1 switches it off
 
     def evidence_s(self, paths: Iterable[AlignmentPath]) -> float:
-        """Seconds of evidence: the shorter side, with seconds that bring nothing new discounted."""
+        """Seconds of evidence: the shorter side, with seconds that show nothing new discounted."""
         total = 0.0
         for path in paths:
             novelty = path.sum_novelty / path.n_live
@@ -54,7 +54,7 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class PathState:
-    """A path as its tracker has it now. `ahead` is walked on through rows that are not final yet."""
+    """A path as its tracker has it now. `ahead` is the same walked on through rows that are not final yet."""
 
     reference: ReferenceId
     path: AlignmentPath
@@ -63,7 +63,7 @@ class PathState:
 
 
 Seconds: TypeAlias = int | float  # whole if read off cells, fractional if refined; snapshots restore each as it was
-Name: TypeAlias = tuple[ReferenceId, tuple[int, int]]  # of a segment: its reference and first path's start cell
+SegmentName: TypeAlias = tuple[ReferenceId, tuple[int, int]]  # of a segment: its reference and first path's start cell
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class SegmentView:
         return points
 
     @property
-    def name(self) -> Name:
+    def name(self) -> SegmentName:
         return self.reference, self.start
 
     def columns(self, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -137,7 +137,7 @@ class _Segment:
         return max(state.path.last[0] for state in self.paths.values())
 
     def put(self, state: PathState) -> None:
-        """Keeps a path's newest state; one that ended too short to matter is forgotten, unless it is all there is."""
+        """Stores a path's newest state; one that ended too short is dropped, unless it is the only one."""
         self.paths[state.path.start] = state
         if not state.is_open and state.path.n_members < MIN_MEMBERS and len(self.paths) > 1:
             del self.paths[state.path.start]
@@ -145,7 +145,7 @@ class _Segment:
             self._fold()
 
     def _fold(self) -> None:
-        """Makes one path of the older closed ones, so that a copy that airs for hours stays as small as a short one."""
+        """Joins the older closed paths into one, so that a copy that airs for hours stays as small as a short one."""
         ended = sorted((s for s in self.paths.values() if not s.is_open), key=lambda s: s.path.last)
         old = ended[: len(ended) // 2]
         if len(old) < 2:
@@ -161,7 +161,7 @@ class _Segment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentState:
-    """A segment as it is stored; each path with whether it is open."""
+    """A segment, for snapshots; each path with whether it is open."""
 
     reference: ReferenceId
     start: tuple[int, int]
@@ -170,7 +170,7 @@ class SegmentState:
 
 
 def _continues(path: AlignmentPath, old: AlignmentPath, join_s: int) -> bool:
-    """Whether `path` goes on where `old` stopped, or runs beside it."""
+    """Whether `path` continues where `old` stopped, or runs beside it."""
     live_gap, ref_gap = path.first[0] - old.last[0], path.first[1] - old.last[1]
     if live_gap > 0:
         return live_gap <= join_s and -BACK_S <= ref_gap <= join_s
@@ -186,64 +186,70 @@ class Stitcher:
         scoring: Scoring,
         reference_rows: Callable[[ReferenceId], ReferenceRows],
         live_row: Callable[[int], NDArray[np.float32] | None] = lambda second: None,
-        told_from: float = 0.0,
+        alert_threshold: float = 0.0,
     ) -> None:
         self.scoring = scoring
-        self._told_from = told_from  # nobody is told of a segment that scores less, so it is not examined for echoes
+        self._alert_threshold = alert_threshold  # below it no alert is emitted, so echoes do not matter
         self._reference_rows = reference_rows
-        self._live_row = live_row  # of a stream second that is still at hand
+        self._live_row = live_row  # of a stream second that is still in memory
         self._segments: list[_Segment] = []  # open ones, and closed ones for a while
-        # How alike two seconds of a reference are, by reference: next second the same are asked for again.
+        # Similarity of two seconds of a reference, by reference: the next second needs the same pairs again.
         self._likeness: dict[ReferenceId, dict[tuple[int, int], float]] = {}
 
-    def push(self, final_s: int, states: list[PathState], told: Collection[Name] = ()) -> list[SegmentView]:
+    def push(self, final_s: int, states: list[PathState], alerted: Collection[SegmentName] = ()) -> list[SegmentView]:
         """Views of every open segment and of those that closed now; `final_s` is the newest final row.
 
-        Those of `told` are examined for echoes only when they close: until then it changes nothing.
+        Segments in `alerted` are examined for echoes only when they close: until then it changes nothing.
         """
         for state in sorted(states, key=lambda s: (s.path.start, s.reference)):
             self._place(state)
-        closing = set()  # by identity: a segment that lost its first path may have a namesake
-        for segment in self._segments:
-            is_open = any(state.is_open for state in segment.paths.values())
-            if not segment.closed and not is_open and final_s - segment.last_live_s > self.scoring.join_s:
-                closing.add(id(segment))
-        views = self._views(lambda segment, view: id(segment) in closing or view.name not in told)
+        # By identity: a segment that lost its first path may have a namesake.
+        closing = {id(segment) for segment in self._segments if self._closes(segment, final_s)}
+        views = self._views(lambda segment, view: id(segment) in closing or view.name not in alerted)
+        pushed = [
+            replace(view, is_open=False) if id(segment) in closing else view
+            for segment, view in views
+            if not segment.closed
+        ]
+        self._close(closing, final_s)
+        return pushed
+
+    def _closes(self, segment: _Segment, final_s: int) -> bool:
+        """Whether no path continues this segment any more."""
+        if segment.closed or final_s - segment.last_live_s <= self.scoring.join_s:
+            return False
+        return not any(state.is_open for state in segment.paths.values())
+
+    def _close(self, closing: Collection[int], final_s: int) -> None:
+        """Closes these segments, by identity, and drops the old ones."""
         for segment in self._segments:
             segment.closed = segment.closed or id(segment) in closing
         self._segments = [s for s in self._segments if not s.closed or final_s - s.last_live_s <= REMEMBER_S]
         if self._likeness:
-            self._forget_likeness()
-        out = []
-        for segment, view in views:
-            if id(segment) in closing:
-                out.append(replace(view, is_open=False))
-            elif not segment.closed:
-                out.append(view)
-        return out
+            self._drop_likeness()
 
     def finish(self) -> list[SegmentView]:
-        """The last word on every segment still open."""
+        """The final view of every segment still open."""
         views = [replace(view, is_open=False) for segment, view in self._views() if not segment.closed]
         self._segments.clear()
         return views
 
     def references(self) -> set[ReferenceId]:
-        """References of which a segment is open or remembered."""
+        """References of the open and the recently closed segments."""
         return {segment.reference for segment in self._segments}
 
     def spans(self) -> list[range]:
-        """Stream seconds of every path of the segments that are open or remembered."""
+        """Stream seconds of every path of the open and the recently closed segments."""
         paths = (state.path for segment in self._segments for state in segment.paths.values())
         return [range(path.start[0], path.last[0] + 1) for path in paths]
 
     def drop(self, references: Collection[ReferenceId]) -> None:
-        """Forgets every segment of these references."""
+        """Drops every segment of these references."""
         self._segments = [segment for segment in self._segments if segment.reference not in references]
-        self._forget_likeness()
+        self._drop_likeness()
 
     def state(self) -> list[SegmentState]:
-        """All that `restore` needs: every open path is told again before it is looked at, so `ahead` is left out."""
+        """All that `restore` needs: every open path is pushed again before it is viewed, so `ahead` is left out."""
         return [
             SegmentState(
                 segment.reference,
@@ -255,7 +261,7 @@ class Stitcher:
         ]
 
     def restore(self, states: Iterable[SegmentState]) -> None:
-        """Goes on from there."""
+        """Resumes from there."""
         self._segments = [
             _Segment(
                 state.reference,
@@ -266,7 +272,8 @@ class Stitcher:
             for state in states
         ]
 
-    def _forget_likeness(self) -> None:
+    def _drop_likeness(self) -> None:
+        """Drops the cache of references no longer in use, and caches that grew too large."""
         needed = self.references()
         self._likeness = {
             reference: pairs
@@ -275,35 +282,34 @@ class Stitcher:
         }
 
     def _place(self, state: PathState) -> None:
-        # A closed segment has had its last word: a path put into it would never be told.
+        # A closed segment is final: a path put into it would never be emitted.
         mine = [segment for segment in self._segments if segment.reference == state.reference and not segment.closed]
         known = [segment for segment in mine if state.path.start in segment.paths]
         taking = (segment for segment in mine if segment.takes(state.path, self.scoring.join_s))
-        home = known[0] if known else next(taking, None)
-        if home is not None:
-            home.put(state)
-            return
-        self._segments.append(_Segment(state.reference, state.path.start, {state.path.start: state}))
+        segment = known[0] if known else next(taking, None)
+        if segment is None:
+            self._segments.append(_Segment(state.reference, state.path.start, {state.path.start: state}))
+        else:
+            segment.put(state)
 
     def _views(
         self, is_examined: Callable[[_Segment, SegmentView], bool] = lambda segment, view: True
     ) -> list[tuple[_Segment, SegmentView]]:
-        """What each segment claims. One that closed earlier is told no more: it only explains others."""
+        """The view of each segment; one that closed earlier only explains others."""
         views = [(segment, segment.last_view or self._view(segment)) for segment in self._segments]
         for segment, view in views:
             segment.last_view = view if segment.closed else None
         others = sorted((view for _, view in views), key=lambda view: (-view.total_weight, view.start))
         return [
-            (
-                segment,
-                self._marked(view, others) if self._may_echo(segment, view) and is_examined(segment, view) else view,
-            )
+            (segment, self._mark_echo(view, others))
+            if self._may_echo(segment, view) and is_examined(segment, view)
+            else (segment, view)
             for segment, view in views
         ]
 
     def _may_echo(self, segment: _Segment, view: SegmentView) -> bool:
-        """Whether it matters if this is an echo: nobody is told of a closed one, nor of one that scores too little."""
-        return self.scoring.echo_similarity <= 1 and not segment.closed and view.score >= self._told_from
+        """Whether it matters if this is an echo: a closed one or one below the threshold emits nothing."""
+        return self.scoring.echo_similarity <= 1 and not segment.closed and view.score >= self._alert_threshold
 
     def _view(self, segment: _Segment) -> SegmentView:
         chosen = _strongest([state.ahead for state in segment.paths.values()])
@@ -327,33 +333,22 @@ class Stitcher:
             not segment.closed,
         )
 
-    def _marked(self, view: SegmentView, others: list[SegmentView]) -> SegmentView:
-        """The view, marked where it is an echo; one of the same seconds is looked for first, as that is soon told."""
-        stronger = [
-            other
-            for other in others
-            if other.reference == view.reference
-            and other.start != view.start
-            and (other.total_weight, other.start) > (view.total_weight, view.start)
-        ]
+    def _mark_echo(self, view: SegmentView, others: list[SegmentView]) -> SegmentView:
+        """The view, marked if it is an echo of another; those of the same seconds are tried first, as that is fast."""
         half = 0.5 * (view.live_end_s - view.live_start_s)
-        shared = [
-            min(view.live_end_s, other.live_end_s) - max(view.live_start_s, other.live_start_s) for other in stronger
-        ]
-        beside = (other for other, seconds in zip(stronger, shared, strict=True) if seconds >= half)
-        earlier = (other for other, seconds in zip(stronger, shared, strict=True) if -EXPLAIN_S <= seconds < half)
-        for other in beside:
+        shared = [(other, _shared_s(view, other)) for other in others if _is_stronger(other, view)]
+        for other in (other for other, seconds in shared if seconds >= half):
             start, end = max(view.live_start_s, other.live_start_s), min(view.live_end_s, other.live_end_s)
             if self._looks_alike(view, other, range(int(start), int(end))):
                 return replace(view, echo_of=other.start)
-        for other in earlier:
-            seconds = range(int(view.live_start_s), int(view.live_end_s))
-            if self._explains(other, view) and self._looks_alike(view, other, seconds):
+        whole = range(int(view.live_start_s), int(view.live_end_s))
+        for other in (other for other, seconds in shared if -EXPLAIN_S <= seconds < half):
+            if self._explains(other, view) and self._looks_alike(view, other, whole):
                 return replace(view, echo_of=other.start)
         return view
 
     def _looks_alike(self, view: SegmentView, stronger: SegmentView, seconds: range) -> bool:
-        """Whether `stronger`, gone on along its own line, shows in these seconds what `view` shows."""
+        """Whether `stronger`, continued along its own line, shows in these seconds what `view` shows."""
         rows = self._reference_rows(view.reference)
         n, both = len(rows), zip(view.columns_of(seconds), stronger.columns_of(seconds), strict=True)
         pairs = [pair for pair in both if 0 <= pair[1] < n]
@@ -366,7 +361,7 @@ class Stitcher:
         return float(np.array([known[pair] for pair in pairs], np.float32).mean()) >= self.scoring.echo_similarity
 
     def _explains(self, stronger: SegmentView, view: SegmentView) -> bool:
-        """Whether the seconds of `view` match about as well where `stronger` would be by then."""
+        """Whether the seconds of `view` match about as well where the line of `stronger` leads."""
         rows = self._reference_rows(view.reference)
         seen = {
             s: row
@@ -378,9 +373,21 @@ class Stitcher:
         seconds = np.array(list(seen), np.int64)
         lives = np.stack(list(seen.values()))
         own = _along(lives, rows, view.columns(seconds))
-        by_then = stronger.columns(seconds)
-        theirs = _along(lives, rows, by_then + np.arange(-NEAR_S, NEAR_S + 1)[:, None]).max()
+        continued = stronger.columns(seconds)
+        theirs = _along(lives, rows, continued + np.arange(-NEAR_S, NEAR_S + 1)[:, None]).max()
         return bool(theirs >= AS_WELL * own.item())
+
+
+def _is_stronger(other: SegmentView, view: SegmentView) -> bool:
+    """Whether the other is a stronger segment of the same reference."""
+    if other.reference != view.reference or other.start == view.start:
+        return False
+    return (other.total_weight, other.start) > (view.total_weight, view.start)
+
+
+def _shared_s(view: SegmentView, other: SegmentView) -> Seconds:
+    """Stream seconds that both cover; negative by the gap between them."""
+    return min(view.live_end_s, other.live_end_s) - max(view.live_start_s, other.live_start_s)
 
 
 def _along(lives: NDArray[np.float32], rows: ReferenceRows, columns: NDArray[np.int64]) -> NDArray[np.float32]:

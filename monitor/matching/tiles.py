@@ -1,9 +1,9 @@
 """Similarity tiles: the newest seconds of a stream against a band of one reference's seconds.
 
-A band is one matrix, rows as they come and a window of columns of one reference; what lies outside its plan is
-zero. The network reads it in tiles of one fixed shape with a halo on each side, so a final row of mask and step is
-what the whole matrix would give, and neither batching nor the band's age changes it. The grid is the stream's own
-time, not the moment reading began, so a replay from anywhere cuts the same tiles.
+A band is one matrix: a row per stream second and a window of columns of one reference, zero outside. The network reads
+it in tiles of one fixed shape with a halo on each side, so a final row of mask and step equals that of the whole
+matrix, and neither batching nor the band's age changes it. The grid is the stream's own time, not the moment reading
+began, so a replay from anywhere cuts the same tiles.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class SimilarityTile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileMaps:
-    """What the network read in the newest rows of one tile, without the halo."""
+    """The maps that the network read in the newest rows of one tile, without the halo."""
 
     mask: NDArray[np.float32]  # [HALO + 1, INNER_COLUMNS]: chance that a cell lies on a copy
     step: NDArray[np.uint8]  # [HALO, INNER_COLUMNS]: where a copy goes from it; the newest row has none
@@ -64,8 +64,8 @@ class MapRow:
     similarity: NDArray[np.float32]
     mask: NDArray[np.float32]
     step: NDArray[np.uint8]
-    counts: NDArray[np.bool_]  # False where either side was unseen or carries no information
-    novelty: float = 1.0  # how much this second says beyond the one before it, 0 to 1
+    counts: NDArray[np.bool_]  # False where either side is missing or uninformative
+    novelty: float = 1.0  # how much of this second is new compared with those before it, 0 to 1
 
     def __post_init__(self) -> None:
         n = len(self.similarity)
@@ -80,7 +80,7 @@ class _Row:
     similarity: NDArray[np.float32]
 
     def mapped(self, mask: NDArray[np.float32], step: NDArray[np.uint8], informative: NDArray[np.bool_]) -> MapRow:
-        """The row with what the network read in it."""
+        """The row with the maps that the network read in it."""
         counts = informative[self.columns.start : self.columns.stop]
         counts = counts if self.live.counts else np.zeros_like(counts)
         return MapRow(self.live.second, self.columns.start, self.similarity, mask, step, counts, self.live.novelty)
@@ -88,7 +88,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowState:
-    """A band's row as it is stored: similarities in grains, since they are rounded to them."""
+    """A row of a `Band`, for snapshots: similarities in grains, since they are rounded to them."""
 
     second: int
     columns: range
@@ -97,7 +97,7 @@ class RowState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BandState:
-    """A band as it is stored; the reference's own rows are not."""
+    """The state of a `Band`, for snapshots; the reference's rows are not in it."""
 
     reference: ReferenceId
     first_live_s: int
@@ -118,7 +118,7 @@ class Band:
     ) -> None:
         self.reference = reference
         self.first_live_s = first_live_s
-        self.columns = columns  # of the next row; may only move on
+        self.columns = columns  # of the next row; may only move to the right
         self._reference_rows = rows
         self._near = (range(0), np.empty((0, 0), np.float32))  # the reference's rows in the window, read once
         self._informative = informative
@@ -147,7 +147,7 @@ class Band:
         self._rows.append(_Row(live, columns, similarity))
 
     def mapped(self, second: int, mask: NDArray[np.float32], step: NDArray[np.uint8]) -> MapRow:
-        """One of the newest rows, with what the network read in it."""
+        """One of the newest rows, with the maps that the network read in it."""
         (row,) = (row for row in self._rows if row.live.second == second)
         return row.mapped(mask, step, self._informative)
 
@@ -160,7 +160,7 @@ class Band:
         return BandState(self.reference, self.first_live_s, self.columns, rows)
 
     def restore(self, state: BandState, at: Callable[[int], LiveSecond]) -> None:
-        """Goes on from there; `at` gives the stream's seconds."""
+        """Resumes from there; `at` gives the stream's seconds."""
         for row in state.rows:
             self._rows.append(_Row(at(row.second), row.columns, (row.grains / GRAIN).astype(np.float32)))
 
@@ -170,7 +170,7 @@ class Band:
 
 
 class Cut:
-    """The newest rows of a band, tiled for the network; `read` puts together what the network saw."""
+    """The newest rows of a band, tiled for the network; `read` joins the maps of the tiles."""
 
     def __init__(self, rows: tuple[_Row, ...], n_columns: int, informative: NDArray[np.bool_]) -> None:
         self._rows = rows
@@ -199,7 +199,7 @@ class Cut:
         return SimilarityTile(top, ref_s, cells, inside)
 
     def read(self, maps: list[TileMaps]) -> list[MapRow]:
-        """The newest five rows, oldest first; where the band has five, the first of them is final.
+        """The newest five rows, oldest first; if the band has five, the first of them is final.
 
         `maps` belong to `tiles`. The newest row has no step, as the last row of a matrix.
         """

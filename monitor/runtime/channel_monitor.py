@@ -212,7 +212,7 @@ class ChannelMonitor:
 
     def _new_epoch(self, epoch: ChannelEpoch) -> _Epoch:
         alerting = self._settings.alerting
-        matcher = Matcher(match_parameters(self._settings), told_from=alerting.threshold)
+        matcher = Matcher(match_parameters(self._settings), alert_threshold=alerting.threshold)
         book = AlertBook(
             epoch, self.models.name, alerting.threshold, alerting.update_every_s, self._library.reference, matcher
         )

@@ -64,7 +64,7 @@ def test_cells_that_do_not_count_do_not_vote() -> None:
     assert hough_segments(cells, np.zeros_like(counts), 0.5) == []
 
 
-def test_hard_weight_drops_what_is_short_and_soft_weight_weighs_it() -> None:
+def test_hard_weight_drops_a_short_segment_and_soft_weight_lowers_its_score() -> None:
     cells = noise(30, 30)
     for rows in (np.arange(2, 4), np.arange(15, 25)):
         cells[rows, rows + 2] = 0.8
@@ -75,6 +75,6 @@ def test_hard_weight_drops_what_is_short_and_soft_weight_weighs_it() -> None:
     assert short.score(100.0) == pytest.approx(0.8 * soft_weight(2, 100.0))
 
 
-def test_a_static_picture_does_not_run_away() -> None:
+def test_a_static_picture_gives_a_bounded_number_of_segments() -> None:
     still = np.full((40, 50), 0.9, np.float32)
     assert 0 < len(hough_segments(still, everywhere(still), 0.5)) <= MAX_SEGMENTS

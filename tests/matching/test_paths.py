@@ -81,7 +81,7 @@ def test_rows_one_by_one_give_the_paths_of_the_whole_matrix(drawn: Maps) -> None
 
 @settings(max_examples=100, deadline=None)
 @given(maps(), st.integers(-50, 100_000))
-def test_paths_move_with_the_stream_second_at_which_the_matrix_begins(drawn: Maps, first_s: int) -> None:
+def test_paths_shift_with_the_first_stream_second_of_the_matrix(drawn: Maps, first_s: int) -> None:
     here, there = track(drawn.rows()), track(drawn.rows(first_s))
     assert [(p.start[0] + first_s, p.start[1], p.sum_weight) for p in here] == [
         (p.start[0], p.start[1], p.sum_weight) for p in there
@@ -90,7 +90,7 @@ def test_paths_move_with_the_stream_second_at_which_the_matrix_begins(drawn: Map
 
 @settings(max_examples=100, deadline=None)
 @given(maps(), st.integers(0, 20))
-def test_looking_ahead_leaves_no_trace(drawn: Maps, at: int) -> None:
+def test_peek_does_not_change_the_tracker(drawn: Maps, at: int) -> None:
     rows, tracker, paths = drawn.rows(), PathTracker(TAU, SIGMA), []
     for n, row in enumerate(rows):
         paths += tracker.push(row)
@@ -119,7 +119,7 @@ def test_a_copy_is_one_path_and_misses_reset() -> None:
     assert path.speed == pytest.approx(1.0)
 
 
-def test_a_long_path_keeps_a_bounded_number_of_points() -> None:
+def test_a_long_path_has_a_bounded_number_of_points() -> None:
     tracker = PathTracker(TAU, SIGMA)
     for i in range(5_000):  # a band that moves with the path: one column each side of it
         mask = np.array([0.0, 0.9, 0.0], np.float32)
@@ -129,5 +129,5 @@ def test_a_long_path_keeps_a_bounded_number_of_points() -> None:
     assert 8 < len(path.points) <= MAX_POINTS
 
 
-def test_the_soft_weight_is_the_papers() -> None:
+def test_the_soft_weight_is_that_of_the_paper() -> None:
     assert soft_weight(5, 100) == pytest.approx(1 / (1 + 100 * math.exp(-5)))

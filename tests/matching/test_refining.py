@@ -1,4 +1,4 @@
-"""Refining: a path that wanders is put right by the line that fits."""
+"""Refining: the line that fits corrects a path that wanders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unit(rows: NDArray[np.float64]) -> NDArray[np.float32]:
 
 
 def slow_film(seed: int) -> NDArray[np.float32]:
-    """A reference whose neighbouring seconds look much alike."""
+    """A reference whose neighbouring seconds look alike."""
     rng = np.random.default_rng(seed)
     change = rng.normal(size=(N_SECONDS, 64))
     for second in range(1, N_SECONDS):
@@ -28,7 +28,7 @@ def slow_film(seed: int) -> NDArray[np.float32]:
     return unit(rng.normal(size=64) + change)
 
 
-def air(film: NDArray[np.float32], start: int, ref: float, length: int, speed: float, seed: int) -> list[LiveSecond]:
+def stream(film: NDArray[np.float32], start: int, ref: float, length: int, speed: float, seed: int) -> list[LiveSecond]:
     """A minute of other pictures with a noisy copy in it."""
     rng = np.random.default_rng(seed)
     rows = unit(rng.normal(size=(60, 64)))
@@ -60,10 +60,10 @@ def wandering(points: list[tuple[int, int]]) -> SegmentView:
 
 
 @pytest.mark.parametrize("speed", [1.0, 1.25, 0.8])
-def test_the_line_puts_a_wandering_path_right(speed: float) -> None:
+def test_the_line_corrects_a_wandering_path(speed: float) -> None:
     film = slow_film(1)
-    # On air from second 20 for 16 s, from the film's 100; the path began late, ended early and went astray.
-    lives = air(film, 20, 100, 16, speed, 2)
+    # On air from second 20 for 16 s, from the film's 100; the path starts late, ends early and wanders.
+    lives = stream(film, 20, 100, 16, speed, 2)
     view = refine(wandering([(23, 97), (26, 108), (31, 110), (33, 121)]), lives, film, np.ones(N_SECONDS, np.bool_))
     assert view.live_start_s == pytest.approx(20, abs=1)
     assert view.live_end_s == pytest.approx(36, abs=1)
@@ -71,25 +71,25 @@ def test_the_line_puts_a_wandering_path_right(speed: float) -> None:
     assert view.ref_end_s == pytest.approx(100 + 16 * speed, abs=2)
 
 
-def test_a_path_over_a_cut_is_left_alone() -> None:
+def test_a_path_over_a_cut_is_unchanged() -> None:
     rng = np.random.default_rng(3)
     film = unit(rng.normal(size=(N_SECONDS, 64)))  # every second another picture
-    lives = air(film, 20, 100, 5, 1.0, 4)
-    lives[25:30] = air(film, 25, 109, 5, 1.0, 4)[25:30]  # five seconds, four cut out, five more
+    lives = stream(film, 20, 100, 5, 1.0, 4)
+    lives[25:30] = stream(film, 25, 109, 5, 1.0, 4)[25:30]  # five seconds, four cut out, five more
     view = wandering([(20, 100), (24, 104), (25, 109), (29, 113)])
     refined = refine(view, lives, film, np.ones(N_SECONDS, np.bool_))
     assert (refined.live_start_s, refined.live_end_s, refined.ref_start_s, refined.ref_end_s) == (20, 30, 100, 114)
 
 
-def test_what_is_no_longer_at_hand_stays_as_the_path_has_it() -> None:
+def test_without_the_seconds_in_memory_the_view_is_unchanged() -> None:
     film = slow_film(5)
     view = wandering([(20, 100), (35, 115)])
     assert refine(view, [], film, np.ones(N_SECONDS, np.bool_)) == view
 
 
-def test_a_segment_never_leaves_the_reference() -> None:
+def test_a_segment_stays_within_the_reference() -> None:
     film = slow_film(6)
-    lives = air(film, 20, 192, 8, 1.0, 7)
+    lives = stream(film, 20, 192, 8, 1.0, 7)
     view = refine(wandering([(21, 193), (26, 198)]), lives, film, np.ones(N_SECONDS, np.bool_))
     assert view.ref_end_s <= N_SECONDS
     assert view.live_end_s == pytest.approx(28, abs=1)
@@ -100,7 +100,7 @@ def held(
 ) -> list[LiveSecond]:
     """A minute of which key pictures alone are decoded; a copy is on air from start_s to end_s, from ref_s on."""
     rng = np.random.default_rng(8)
-    shown = [
+    pictures = [
         unit(film[int(ref_s + key - start_s)] + 0.05 * rng.normal(size=64))  # the reference's picture of that second
         if start_s <= key < end_s
         else unit(rng.normal(size=64))
@@ -109,7 +109,7 @@ def held(
     lives = []
     for second in range(60):
         newest = max(n for n, key in enumerate(keys_s) if key <= second + 0.5)
-        lives.append(LiveSecond(second, shown[newest], True, 1.0, second + 0.5 - keys_s[newest]))
+        lives.append(LiveSecond(second, pictures[newest], True, 1.0, second + 0.5 - keys_s[newest]))
     return lives
 
 
@@ -118,7 +118,7 @@ def refined_path(lives: list[LiveSecond], film: NDArray[np.float32]) -> SegmentV
 
 
 def test_held_pictures_count_where_they_were_on_air() -> None:
-    # A key every 2 s, whatever is on:  ...  18.3 | 20.3  22.3  ...  36.3 | 38.3  ...
+    # A key every 2 s, whatever airs:  ...  18.3 | 20.3  22.3  ...  36.3 | 38.3  ...
     #                                        19.3 is half-way        37.3 is half-way
     film = unit(np.random.default_rng(9).normal(size=(N_SECONDS, 64)))
     view = refined_path(held(film, [2 * n + 0.3 - 2 for n in range(32)], 19.0, 37.5, 100.0), film)
@@ -127,7 +127,7 @@ def test_held_pictures_count_where_they_were_on_air() -> None:
     assert view.ref_end_s == pytest.approx(118.3, abs=0.5)
 
 
-def test_a_key_picture_that_comes_early_is_where_the_copy_begins_or_ends() -> None:
+def test_an_early_key_picture_is_where_the_copy_starts_or_ends() -> None:
     # The encoder sets a key where the picture changes:  ...  16  18 | 19  21  ...  35  37 | 37.6  39.6  ...
     film = unit(np.random.default_rng(9).normal(size=(N_SECONDS, 64)))
     keys = [*range(-2, 19, 2), *range(19, 38, 2), *(37.6 + 2 * n for n in range(12))]
@@ -137,13 +137,15 @@ def test_a_key_picture_that_comes_early_is_where_the_copy_begins_or_ends() -> No
     assert view.ref_end_s == pytest.approx(118.6, abs=0.5)
 
 
-def test_an_echo_of_what_airs_from_elsewhere_is_told_from_there() -> None:
+def test_an_echo_is_moved_to_the_place_that_airs() -> None:
     film = unit(np.random.default_rng(10).normal(size=(N_SECONDS, 64)))
-    view = refine(wandering([(21, 61), (34, 74)]), air(film, 20, 100, 16, 1.0, 11), film, np.ones(N_SECONDS, np.bool_))
+    view = refine(
+        wandering([(21, 61), (34, 74)]), stream(film, 20, 100, 16, 1.0, 11), film, np.ones(N_SECONDS, np.bool_)
+    )
     assert (view.live_start_s, view.live_end_s, view.ref_start_s, view.ref_end_s) == (20, 36, 100, 116)
 
 
-def test_a_copy_does_not_begin_before_the_stream_does() -> None:
+def test_a_copy_does_not_start_before_the_stream() -> None:
     film = unit(np.random.default_rng(9).normal(size=(N_SECONDS, 64)))
     lives = held(film, [-1.0, *(n + 0.45 for n in range(60))], 0.0, 20.0, 100.0)
     view = refine(wandering([(1, 101), (18, 118)]), lives, film, np.ones(N_SECONDS, np.bool_))

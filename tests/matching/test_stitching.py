@@ -1,4 +1,4 @@
-"""Segments: which paths are one copy, and what a segment claims."""
+"""Segments: which paths belong to one copy, and the view of a segment."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def distinct(n: int = 400) -> NDArray[np.float32]:
 def segments(
     paths: list[AlignmentPath], rows: NDArray[np.float32] | None = None, scoring: Scoring | None = None
 ) -> list[SegmentView]:
-    """Feeds paths as they would come live: each second every path begun so far, as far as it is."""
+    """Pushes paths as a live stream does: each second every path started so far, up to that second."""
     reference_rows = distinct() if rows is None else rows
     stitcher = Stitcher(scoring or Scoring(), lambda reference: reference_rows)
     closed = []
@@ -81,7 +81,7 @@ def test_joined_paths_add_up() -> None:
 def test_a_second_airing_is_a_second_segment() -> None:
     assert len(segments([path(10, 50, 10), path(40, 50, 10)])) == 2  # later
     assert len(segments([path(10, 50, 10), path(10, 200, 10)])) == 2  # at once, another part
-    assert len(segments([path(10, 50, 10), path(21, 50, 10)])) == 2  # a loop: back to the beginning
+    assert len(segments([path(10, 50, 10), path(21, 50, 10)])) == 2  # a loop: back to the start
 
 
 def test_paths_side_by_side_are_one_copy_counted_once() -> None:
@@ -99,7 +99,7 @@ def test_a_static_shot_mirrored_elsewhere_in_the_reference_is_an_echo() -> None:
     assert all(view.echo_of is None for view in segments([path(10, 50, 20, 0.8), path(10, 200, 20, 0.6)]))
 
 
-def test_what_another_segment_explains_on_its_own_line_is_its_echo() -> None:
+def test_a_segment_that_another_explains_on_its_own_line_is_its_echo() -> None:
     # A still shot, live 10..40 from 50 on; the path was lost at 30 and found again ten seconds off.
     rows = distinct()
     rows[50:100] = rows[50] + 0.3 * rows[50:100]

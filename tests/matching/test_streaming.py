@@ -1,8 +1,9 @@
 """The property that matters most: a stream gives the paths, scores and segments of its whole matrix aligned at once.
 
-Any similarities, read in tiles of any size, over bands that open, move and close, with lost and dull seconds, in any
-number of lives. The oracle is given the plan (which rows of which columns were read, and when) and nothing else: it
-reads the whole matrix of each band at once, aligns it by `oracles.align_planned`, and joins by loops over all of it.
+Any similarities, read in tiles of any size, over bands that open, move and close, with lost and uninformative seconds,
+restarted any number of times. The oracle gets the plan (which rows of which columns were read, and when) and nothing
+else: it reads the whole matrix of each band at once, aligns it by `oracles.align_planned`, and joins by loops over all
+of it.
 """
 
 from __future__ import annotations
@@ -34,18 +35,18 @@ EXAMPLES = int(os.environ.get("COPYWATCH_TEST_EXAMPLES", "20"))  # `scripts/chao
 MATCHING = MatchParameters(refines=False, scoring=Scoring(echo_similarity=2.0))
 WIDTHS = {ReferenceId("a"): 60, ReferenceId("b"): 26}
 FIRST_COLUMN = {ReferenceId("a"): 0, ReferenceId("b"): 60}
-DULL_COLUMN = 13  # of each reference: a black picture
+BLACK_COLUMN = 13  # of each reference: an uninformative second
 
 
 def library() -> ReferenceIndex:
-    """Each reference second is a direction of its own, so a row's numbers are its similarities, whatever they are."""
+    """Reference seconds are orthogonal, so the numbers of a row are its similarities."""
     pairs = []
     for reference, width in WIDTHS.items():
         rows = np.zeros((width, FEATURE_SIZE), np.float16)
         rows[np.arange(width), FIRST_COLUMN[reference] + np.arange(width)] = 1
-        informative = np.arange(width) != DULL_COLUMN
-        about = Reference(reference, reference, "", {}, "0" * 64, width, 1, "planted", f"{reference:0>64}", BEGAN)
-        pairs.append((about, ReferenceFeatures(rows, informative)))
+        informative = np.arange(width) != BLACK_COLUMN
+        entry = Reference(reference, reference, "", {}, "0" * 64, width, 1, "planted", f"{reference:0>64}", BEGAN)
+        pairs.append((entry, ReferenceFeatures(rows, informative)))
     return ReferenceIndex.from_features(pairs)
 
 
@@ -54,7 +55,7 @@ INDEX = library()
 
 @dataclass(frozen=True)
 class Shape:
-    """What the machine is built of; none of it may show in the result, but for the plan."""
+    """Sizes of the implementation; they may change the plan, but not the result of a plan."""
 
     inner_columns: int
     tile_rows: int
@@ -62,7 +63,7 @@ class Shape:
     behind: int
     move: int
     back_fill_s: int
-    keep_s: int
+    idle_s: int
     max_bands: int
 
     def patches(self) -> tuple[object, object]:
@@ -77,7 +78,7 @@ class Shape:
                 BEHIND=self.behind,
                 MOVE=self.move,
                 BACK_FILL_S=self.back_fill_s,
-                KEEP_S=self.keep_s,
+                IDLE_S=self.idle_s,
                 MAX_BANDS=self.max_bands,
             ),
         )
@@ -91,18 +92,18 @@ SHAPES = st.builds(
     behind=st.sampled_from([4, 10]),
     move=st.sampled_from([6, 10]),
     back_fill_s=st.sampled_from([6, 20]),
-    keep_s=st.sampled_from([6, 20]),
+    idle_s=st.sampled_from([6, 20]),
     max_bands=st.sampled_from([1, 2, 12]),
 )
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Similarities [second, column of either reference], and which seconds were lost or dull."""
+    """Similarities [second, column of either reference], and which seconds are lost or uninformative."""
 
     cells: NDArray[np.float32]
     lost: NDArray[np.bool_]
-    dull: NDArray[np.bool_]
+    black: NDArray[np.bool_]
 
     def row(self, second: int) -> NDArray[np.float32]:
         row = np.zeros(FEATURE_SIZE, np.float32)
@@ -123,15 +124,15 @@ def streams(draw: st.DrawFn) -> Stream:
             if int(column + n * speed) < cells.shape[1]:
                 cells[at + n, int(column + n * speed)] = strength * rng.uniform(0.7, 1)
     share = draw(st.sampled_from([0.0, 0.05, 0.3]))
-    lost, dull = rng.uniform(size=n_seconds) < share, rng.uniform(size=n_seconds) < share
+    lost, black = rng.uniform(size=n_seconds) < share, rng.uniform(size=n_seconds) < share
     burst = draw(st.integers(0, n_seconds - 1))
     lost[burst : burst + draw(st.sampled_from([0, 0, 4, 12]))] = True
-    return Stream((np.round(cells * 64) / 64).astype(np.float32), lost, dull)
+    return Stream((np.round(cells * 64) / 64).astype(np.float32), lost, black)
 
 
 @dataclass(eq=False)
-class Reading:
-    """What was read of one band: its rows and when it was opened and given up."""
+class BandPlan:
+    """The rows that were read of one band, and when it was opened and closed."""
 
     reference: ReferenceId
     opened_s: int
@@ -139,19 +140,19 @@ class Reading:
     last_final_s: int | None = None
 
 
-class Planner(Matcher):
-    """A matcher that notes its plan."""
+class RecordingMatcher(Matcher):
+    """A matcher that records its plan."""
 
     def __init__(self) -> None:
         super().__init__(MATCHING)
-        self.plan_of: dict[int, Reading] = {}
+        self.plan_of: dict[int, BandPlan] = {}
         self._bands: list[tiles_module.Band] = []
 
     def _open(self, candidate: Candidate, second: int, index: ReferenceIndex) -> None:
         super()._open(candidate, second, index)
         band = self._readings[-1].band
-        self.plan_of[id(band)] = Reading(band.reference, second)
-        self._bands.append(band)  # so that no other takes its id
+        self.plan_of[id(band)] = BandPlan(band.reference, second)
+        self._bands.append(band)  # so that no other band gets its id
         self.plan_of[id(band)].rows = [
             (live, band.columns) for live in self.window.since(band.first_live_s) if live.second <= second
         ]
@@ -169,7 +170,7 @@ class Planner(Matcher):
 
 
 def run(stream: Stream, matcher: Matcher, restarts: set[int]) -> list[SegmentView]:
-    """The closed segments of the stream, with a new life before each of these seconds."""
+    """The closed segments of the stream, with a restart before each of these seconds."""
     closed = []
     for second in range(len(stream.cells)):
         if second in restarts:
@@ -178,7 +179,7 @@ def run(stream: Stream, matcher: Matcher, restarts: set[int]) -> list[SegmentVie
             matcher.restore(unpack(MatcherState, content, {})[0], INDEX)
         if stream.lost[second]:
             continue
-        for live in matcher.window.push(second, stream.row(second), not stream.dull[second]):
+        for live in matcher.window.push(second, stream.row(second), not stream.black[second]):
             hits = INDEX.search(live.row[None], MATCHING.hits) if live.counts and live.row is not None else None
             maps = [quick_tile(tile.cells) for tile in matcher.plan(live, hits, INDEX)]
             closed += [view for view in matcher.apply(maps) if not view.is_open]
@@ -188,7 +189,7 @@ def run(stream: Stream, matcher: Matcher, restarts: set[int]) -> list[SegmentVie
 # --- the oracle ------------------------------------------------------------------------------------------------------
 
 
-def walks_of(reading: Reading) -> list[oracles.Walk]:
+def walks_of(reading: BandPlan) -> list[oracles.Walk]:
     """Every path of a band, in stream and reference seconds, from its whole matrix."""
     height, width = len(reading.rows), WIDTHS[reading.reference]
     similarity, planned = np.zeros((height, width), np.float32), np.zeros((height, width), np.bool_)
@@ -196,21 +197,21 @@ def walks_of(reading: Reading) -> list[oracles.Walk]:
     for i, (live, columns) in enumerate(reading.rows):
         for j in range(width):
             planned[i, j] = j in columns
-            counts[i, j] = live.counts and j != DULL_COLUMN
+            counts[i, j] = live.counts and j != BLACK_COLUMN
             if planned[i, j] and counts[i, j]:
                 assert live.row is not None
                 similarity[i, j] = live.row[FIRST_COLUMN[reading.reference] + j]
     mask, step = quick_maps(similarity)
     top = reading.rows[0][0].second
     walks = oracles.align_planned(similarity, mask, step, counts, planned, MATCHING.tau, MATCHING.sigma)
-    moved = []
+    walked = []
     for walk in walks:
         if reading.last_final_s is not None and walk.start[0] + top >= reading.last_final_s:
-            continue  # its start was never decided: the band was given up before
+            continue  # its start was never decided: the band was closed before
         members = [(i + top, j) for i, j in walk.members]
         end_row = None if walk.end_row is None else walk.end_row + top
-        moved.append(oracles.Walk((walk.start[0] + top, walk.start[1]), members, walk.weights, end_row))
-    return moved
+        walked.append(oracles.Walk((walk.start[0] + top, walk.start[1]), members, walk.weights, end_row))
+    return walked
 
 
 def path_of(walk: oracles.Walk, until_s: int, novelty: dict[int, float]) -> AlignmentPath | None:
@@ -238,11 +239,11 @@ class Joined:
     paths: dict[tuple[int, int], tuple[AlignmentPath, bool]]
 
 
-def expected(plan: list[Reading], lives: dict[int, LiveSecond], last_s: int) -> list[tuple[object, ...]]:
+def expected(plan: list[BandPlan], lives: dict[int, LiveSecond], last_s: int) -> list[tuple[object, ...]]:
     """Reference, name, spans, score and matched seconds of every segment, joined second after second."""
     novelty = {second: live.novelty for second, live in lives.items()}
     walks = [(reading, walk) for reading in plan for walk in walks_of(reading)]
-    is_told_ended: set[int] = set()
+    ended: set[int] = set()
     is_open, closed = list[Joined](), list[Joined]()
     for second in [*sorted(lives), last_s + HALO]:  # at the end of the stream every row is final
         final_s = second - HALO
@@ -250,10 +251,10 @@ def expected(plan: list[Reading], lives: dict[int, LiveSecond], last_s: int) -> 
         for n, (reading, walk) in enumerate(walks):
             path = path_of(walk, final_s if second <= last_s else last_s + HALO, novelty)
             over = (walk.end_row is not None and walk.end_row <= final_s) or second > last_s
-            if path is None or n in is_told_ended or reading.opened_s > second:
+            if path is None or n in ended or reading.opened_s > second:
                 continue
             if over:
-                is_told_ended.add(n)
+                ended.add(n)
             states.append((reading.reference, path, not over))
         for reference, path, still in sorted(states, key=lambda state: (state[1].start, state[0])):
             place(is_open, reference, path, still)
@@ -262,27 +263,27 @@ def expected(plan: list[Reading], lives: dict[int, LiveSecond], last_s: int) -> 
             if not any(still for _, still in segment.paths.values()) and final_s - last > MATCHING.scoring.join_s:
                 is_open.remove(segment)
                 closed.append(segment)
-    return sorted(map(told, closed + is_open), key=str)
+    return sorted(map(view_of, closed + is_open), key=str)
 
 
 def place(segments: list[Joined], reference: ReferenceId, path: AlignmentPath, still: bool) -> None:
     mine = [segment for segment in segments if segment.reference == reference]
-    home = next((segment for segment in mine if path.start in segment.paths), None)
-    home = home or next(
+    found = next((segment for segment in mine if path.start in segment.paths), None)
+    found = found or next(
         (s for s in mine if any(_continues(path, old, MATCHING.scoring.join_s) for old, _ in s.paths.values())), None
     )
-    if home is None:
+    if found is None:
         segments.append(Joined(reference, path.start, {path.start: (path, still)}))
         return
-    home.paths[path.start] = (path, still)
-    if not still and path.n_members < MIN_MEMBERS and len(home.paths) > 1:
-        del home.paths[path.start]
-    if len(home.paths) > MAX_PATHS:
-        reject()  # folding is not the oracle's
+    found.paths[path.start] = (path, still)
+    if not still and path.n_members < MIN_MEMBERS and len(found.paths) > 1:
+        del found.paths[path.start]
+    if len(found.paths) > MAX_PATHS:
+        reject()  # the oracle does not fold paths
 
 
-def told(segment: Joined) -> tuple[object, ...]:
-    """The strongest of its paths that do not overlap, and what they add up to."""
+def view_of(segment: Joined) -> tuple[object, ...]:
+    """The strongest of its paths that do not overlap, their common span and score."""
     chosen: list[AlignmentPath] = []
     for path in sorted((path for path, _ in segment.paths.values()), key=lambda p: (-p.sum_weight, p.start)):
         overlaps = any(path.first[0] <= old.last[0] and old.first[0] <= path.last[0] for old in chosen)
@@ -309,7 +310,7 @@ def told(segment: Joined) -> tuple[object, ...]:
     )
 
 
-def seen(view: SegmentView) -> tuple[object, ...]:
+def values_of(view: SegmentView) -> tuple[object, ...]:
     paths = [replace(path, points=()) for path in view.paths]
     spans = (view.live_start_s, view.live_end_s, view.ref_start_s, view.ref_end_s)
     return (view.reference, view.start, *spans, view.score, view.n_live, paths)
@@ -321,24 +322,24 @@ def test_a_stream_gives_the_segments_of_its_whole_matrix(stream: Stream, shape: 
     restarts = data.draw(st.sets(st.integers(1, len(stream.cells) - 1), max_size=4))
     tile_patch, matcher_patch = shape.patches()
     with tile_patch, matcher_patch:  # type: ignore[attr-defined]
-        planner = Planner()
-        unbroken = run(stream, planner, set())
-        broken = run(stream, Matcher(MATCHING), restarts)
-    lives = {live.second: live for live in planner.window}
-    whole = expected(list(planner.plan_of.values()), lives, max(lives, default=0))
-    assert sorted(map(seen, unbroken), key=str) == whole
-    assert sorted(map(seen, broken), key=str) == whole
+        recording = RecordingMatcher()
+        unbroken = run(stream, recording, set())
+        restarted = run(stream, Matcher(MATCHING), restarts)
+    lives = {live.second: live for live in recording.window}
+    whole = expected(list(recording.plan_of.values()), lives, max(lives, default=0))
+    assert sorted(map(values_of, unbroken), key=str) == whole
+    assert sorted(map(values_of, restarted), key=str) == whole
 
 
-def test_the_oracle_and_the_stream_find_a_planted_line() -> None:
+def test_the_oracle_and_the_matcher_find_a_planted_line() -> None:
     cells = np.zeros((40, sum(WIDTHS.values())), np.float32)
     for n in range(20):
         cells[8 + n, 20 + n] = 0.9375
     stream = Stream(cells, np.zeros(40, np.bool_), np.zeros(40, np.bool_))
-    planner = Planner()
-    (view,) = run(stream, planner, set())
+    recording = RecordingMatcher()
+    (view,) = run(stream, recording, set())
     ((reference, _, first_s, end_s, *_),) = expected(
-        list(planner.plan_of.values()), {live.second: live for live in planner.window}, 39
+        list(recording.plan_of.values()), {live.second: live for live in recording.window}, 39
     )
     assert (reference, first_s, end_s) == ("a", 8, 28)
     assert (view.live_start_s, view.live_end_s, view.ref_start_s, view.ref_end_s) == (8, 28, 20, 40)

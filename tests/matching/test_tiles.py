@@ -1,4 +1,4 @@
-"""Tiles: what the network reads tile by tile is what it would read in the whole matrix."""
+"""Tiles: the maps read tile by tile are those of the whole matrix."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def read_all(band: Band, lives: list[LiveSecond], plan: list[range], net: MaskSt
 def whole_matrix(
     lives: list[LiveSecond], ref: NDArray[np.float32], informative: NDArray[np.bool_], plan: list[range]
 ) -> NDArray[np.float32]:
-    """The similarity matrix a cell at a time: zero outside the plan and where either side says nothing."""
+    """The similarity matrix a cell at a time: zero outside the plan and where either side is uninformative."""
     cells = np.zeros((len(lives), len(ref)), np.float32)
     for i, live in enumerate(lives):
         if live.row is None or not live.counts:

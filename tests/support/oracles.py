@@ -1,4 +1,4 @@
-"""Slow versions that are plainly right: loops over whole matrices, one line of the paper at a time."""
+"""Slow, obviously correct versions: loops over whole matrices, one line of the paper at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STEPS = {0: (1, 1), 1: (0, 1), 2: (1, 0)}
 
 @dataclass
 class WholePath:
-    """A path of the whole matrix: where it began, its members and their similarity x mask."""
+    """A path of the whole matrix: its start cell, its members and their similarity x mask."""
 
     start: tuple[int, int]
     members: list[tuple[int, int]] = field(default_factory=list)
@@ -62,7 +62,7 @@ def align_whole(
 
 @dataclass
 class Walk(WholePath):
-    """A path of a planned matrix. It was given up in `end_row`; a path at the border of the stream has none."""
+    """A path of a planned matrix. It ended in `end_row`; a path at the border of the stream has none."""
 
     end_row: int | None = None
 
@@ -76,7 +76,7 @@ def align_planned(
     tau: float,
     sigma: float,
 ) -> list[Walk]:
-    """`align_whole` where a path also ends as soon as it leaves the plan: cells that nobody read."""
+    """`align_whole` where a path also ends as soon as it leaves the plan: the cells that were read."""
     height, width = similarity.shape
     free = {(i, j) for i in range(height) for j in range(width) if mask[i, j] > tau and counts[i, j] and planned[i, j]}
     walks = []
