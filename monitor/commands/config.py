@@ -44,6 +44,6 @@ def schema() -> None:
 
 def init() -> None:
     """Print a configuration to start from: every setting with its default and its meaning."""
-    from monitor.config.template import first_config
+    from monitor.config.template import config_template
 
-    typer.echo(first_config(), nl=False)
+    typer.echo(config_template(), nl=False)

@@ -1,8 +1,8 @@
-"""Changing the configuration file by program: its channels, while every other line stays as it is.
+"""Edits the channels of the configuration file and leaves every other line as it is.
 
-The text itself is changed, at the places that YAML's own reader names, so comments, order and quotes are kept. The file
-is written aside, checked to say exactly what was meant, and renamed: whoever reads it sees the old or the new one. Its
-permissions stay, since an address in it may hold a password. A running `serve` follows it within seconds.
+The text is changed at the positions that the YAML parser reports, so comments, order and quotes survive. The new file
+is checked to contain exactly the intended channels and replaces the old one atomically, with the same permissions: a
+URL in it may contain a password. A running `serve` applies it within seconds.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from reference_db.store.disk import atomic_file
 
 
 def add_channel(config: Path, channel: ChannelSettings) -> None:
-    """Appends the channel; raises ConfigError where its name is taken. A file that is not there is made."""
-    with _text_of(config) as text:
+    """Appends the channel; raises ConfigError if its name is taken. Creates a missing file."""
+    with _locked_text(config) as text:
         channels = _channels(config)
         if channel.name in [one.name for one in channels]:
-            raise ConfigError(f"{config}: there is a channel {channel.name} already; choose another name or remove it.")
+            raise ConfigError(f"{config}: channel {channel.name} already exists; choose another name or remove it.")
         _write(config, _with(text, channel), [*channels, channel])
 
 
 def remove_channel(config: Path, name: str) -> None:
-    """Takes the channel out; raises ConfigError where there is none of this name."""
-    with _text_of(config) as text:
+    """Removes the channel; raises ConfigError if there is none of this name."""
+    with _locked_text(config) as text:
         channels = _channels(config)
         place = next((n for n, one in enumerate(channels) if one.name == name), None)
         if place is None:
-            raise ConfigError(f"{config}: there is no channel {name}; `copywatch channels list` shows those there are.")
+            raise ConfigError(f"{config}: there is no channel {name}; `copywatch channels list` lists the channels.")
         _write(config, _without(text, place), channels[:place] + channels[place + 1 :])
 
 
@@ -55,7 +55,7 @@ def _with(text: str, channel: ChannelSettings) -> str:
     lines = text.splitlines(keepends=True)
     if isinstance(node, yaml.SequenceNode) and node.value:
         indent, at = len(_dash(lines, node.value[0])[1]), _last_line(node.value[-1]) + 1
-    else:  # nothing there yet: `channels:`, `channels: []` or `channels: null`
+    else:  # no channel yet: `channels:`, `channels: []` or `channels: null`
         text = text[: node.start_mark.index].rstrip(" ") + text[node.end_mark.index :]
         lines, indent, at = text.splitlines(keepends=True), 2, key.start_mark.line + 1
     if lines[at - 1][-1:] != "\n":
@@ -83,12 +83,12 @@ def _item(parts: list[str], indent: int) -> str:
 
 
 def _scalar(value: str) -> str:
-    """The value in YAML, quoted where it must be."""
+    """The value in YAML, quoted if necessary."""
     return yaml.safe_dump([value], default_flow_style=True, width=1 << 20, allow_unicode=True).strip()[1:-1]
 
 
 def _find(text: str) -> tuple[yaml.Node | None, yaml.Node]:
-    """The key `channels` and its value in the tree of nodes, which know their places."""
+    """The node of the key `channels` and that of its value; nodes have their positions in the text."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     for key, value in root.value if isinstance(root, yaml.MappingNode) else []:
         if key.value == "channels":
@@ -97,7 +97,7 @@ def _find(text: str) -> tuple[yaml.Node | None, yaml.Node]:
 
 
 def _dash(lines: list[str], item: yaml.Node) -> tuple[int, str]:
-    """The line with the dash of an item, and what stands before the dash."""
+    """The number of the line with the dash of an item, and the text before the dash."""
     number = item.start_mark.line
     while not lines[number].lstrip().startswith("-"):
         number -= 1
@@ -105,7 +105,7 @@ def _dash(lines: list[str], item: yaml.Node) -> tuple[int, str]:
 
 
 def _last_line(node: yaml.Node) -> int:
-    """The last line that belongs to a node; the reader's own end lies behind the comments that follow."""
+    """The last line of a node; the end that the parser reports includes the comments after it."""
     if isinstance(node, yaml.MappingNode) and not node.flow_style:
         return max(_last_line(value) for _, value in node.value)
     if isinstance(node, yaml.SequenceNode) and not node.flow_style and node.value:
@@ -117,17 +117,17 @@ def _last_line(node: yaml.Node) -> int:
 
 
 @contextmanager
-def _text_of(config: Path) -> Iterator[str]:
-    """What is in the file; while open, nobody else changes it by this program."""
+def _locked_text(config: Path) -> Iterator[str]:
+    """The text of the file, locked against other processes of Copywatch while open."""
     if os.environ.get("COPYWATCH_CHANNELS"):
-        raise ConfigError("COPYWATCH_CHANNELS is set and wins over the file; unset it or change it there.")
+        raise ConfigError("COPYWATCH_CHANNELS is set and overrides the file; unset it, or change the channels there.")
     folder = config.resolve().parent
     if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}; make it first.")
+        raise ConfigError(f"there is no folder {folder}; create it first.")
     number = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(number, fcntl.LOCK_EX)
-        _channels(config)  # a file that is wrong is not made worse
+        _channels(config)  # refuses an invalid file
         yield config.read_text(encoding="utf-8") if config.exists() else ""
     finally:
         os.close(number)
@@ -137,11 +137,11 @@ def _channels(config: Path) -> list[ChannelSettings]:
     return load_settings(config).channels if config.exists() else []
 
 
-def _write(config: Path, text: str, meant: list[ChannelSettings]) -> None:
-    config = config.resolve()  # a link stays a link
+def _write(config: Path, text: str, expected: list[ChannelSettings]) -> None:
+    config = config.resolve()  # a symbolic link stays one
     mode = config.stat().st_mode & 0o777 if config.exists() else 0o600
     with atomic_file(config, mode=mode) as file:
         file.write(text.encode())
         file.flush()
-        if _channels(Path(file.name)) != meant:
-            raise ConfigError(f"{config}: its channels are written in a way that only an editor can change.")
+        if _channels(Path(file.name)) != expected:
+            raise ConfigError(f"{config}: the format of its channels cannot be edited automatically; use an editor.")

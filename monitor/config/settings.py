@@ -1,8 +1,8 @@
-"""Settings: one YAML file and the environment in, one frozen Settings out, or a ConfigError that says where.
+"""Settings: one YAML file and the environment in, one frozen Settings out, or a ConfigError that names the place.
 
-Every key of the file can be overridden by `COPYWATCH_<KEY>` or `COPYWATCH_<SECTION>__<KEY>`; the environment
-wins. An unknown key is an error wherever it stands, so a misspelt one never silently leaves a default in force.
-Relative paths of the file start at the file's own folder, those of the environment at the working directory.
+`COPYWATCH_<KEY>` and `COPYWATCH_<SECTION>__<KEY>` override the keys of the file. An unknown key is an error in either,
+so a misspelt one never silently leaves a default in force. Relative paths in the file are relative to the file's
+folder, those in the environment to the working directory.
 """
 
 import difflib
@@ -25,21 +25,21 @@ from reference_db.media.addresses import SCHEMES, SRT_ADVICE, redact_text, redac
 
 ENV_PREFIX = "COPYWATCH_"
 CHANNEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-# Variables that Kubernetes sets in every pod beside a service called "copywatch", and ours that are no settings.
-_NO_SETTINGS = re.compile(r"COPYWATCH_(CONFIG|KAFKA_HOME|TEST_KAFKA|SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
+# Variables that Kubernetes sets in every pod beside a service called "copywatch", and ours that are not settings.
+_NOT_SETTINGS = re.compile(r"COPYWATCH_(CONFIG|KAFKA_HOME|TEST_KAFKA|SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
 
 
 def default_data_dir() -> Path:
-    """Where state lives unless told: `copywatch` in the user's data folder."""
+    """The default of `data_dir`: `copywatch` in the user's data folder."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return (Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "share") / "copywatch"
 
 
-def _whole_path(path: Path) -> Path:
+def _absolute_path(path: Path) -> Path:
     return Path(os.path.abspath(path.expanduser()))
 
 
-def _openable(url: str) -> str:
+def _check_url(url: str) -> str:
     scheme, mark, _ = url.partition("://")
     scheme = scheme.lower()
     if not mark or scheme == "file":
@@ -47,33 +47,33 @@ def _openable(url: str) -> str:
     if scheme == "srt":
         raise ValueError(SRT_ADVICE)
     if scheme not in SCHEMES:
-        raise ValueError(f"expected an address that begins with one of {', '.join(s + '://' for s in SCHEMES)}")
+        raise ValueError(f"expected a URL that starts with one of {', '.join(s + '://' for s in SCHEMES)}")
     try:
         named = urlsplit(url).hostname and urlsplit(url).port != 0
     except ValueError:
         named = False
     if not named and scheme not in ("udp", "rtp"):  # these may listen on any address
-        raise ValueError("expected scheme://host:port/path; a password's own @ : / ? # are written %40 %3A %2F %3F %23")
+        raise ValueError("expected scheme://host:port/path; write @ : / ? # inside a password as %40 %3A %2F %3F %23")
     return url
 
 
-def _address(host: str) -> str:
+def _check_host(host: str) -> str:
     try:
         ipaddress.ip_address(host)
     except ValueError:
         if host != "localhost":
-            raise ValueError("expected an address such as 127.0.0.1, or 0.0.0.0 for all of this machine's") from None
+            raise ValueError("expected an IP address such as 127.0.0.1, or 0.0.0.0 for all interfaces") from None
     return host
 
 
-WholePath = Annotated[Path, AfterValidator(_whole_path)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute_path)]
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
-def _channel_name(name: str) -> str:
+def _check_channel_name(name: str) -> str:
     if not re.fullmatch(CHANNEL_NAME, name):
         raise ValueError(
             "expected letters, digits, dots, dashes and underscores, 64 at most, the first a letter or a digit"
@@ -82,26 +82,26 @@ def _channel_name(name: str) -> str:
 
 
 class ChannelSettings(_Section):
-    """One broadcast to watch."""
+    """One broadcast to monitor."""
 
-    name: Annotated[str, AfterValidator(_channel_name)] = Field(
+    name: Annotated[str, AfterValidator(_check_channel_name)] = Field(
         json_schema_extra={"pattern": f"^{CHANNEL_NAME}$"},
-        description="Unique: letters, digits, dot, dash, underscore. It is the label of metrics and alerts.",
+        description="Unique name: letters, digits, dot, dash, underscore. Metrics and alerts are labelled with it.",
     )
-    url: Annotated[str, AfterValidator(_openable)] = Field(
-        min_length=1, description="Where it airs: http(s) (TS or HLS), rtmp(s), rtsp(s), udp, rtp, or a file."
+    url: Annotated[str, AfterValidator(_check_url)] = Field(
+        min_length=1, description="URL of the stream: http(s) (TS or HLS), rtmp(s), rtsp(s), udp or rtp; or a file."
     )
     mode: Literal["auto", "exact", "economy"] = Field(
         default="auto",
-        description="`exact` decodes all, `economy` key frames only, `auto` chooses by key-frame distance.",
+        description="`exact` decodes all frames, `economy` key frames only; `auto` chooses by key-frame distance.",
     )
     allow: tuple[str, ...] = Field(
         default=(),
-        description="Private hosts or networks that its playlists and redirects may lead to, beside its own host.",
+        description="Private hosts or networks that its playlists and redirects may use, besides its own host.",
     )
 
     @field_serializer("url")
-    def _shown(self, url: str) -> str:
+    def _redact(self, url: str) -> str:
         return redact_url(url)
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
@@ -109,152 +109,169 @@ class ChannelSettings(_Section):
             yield name, redact_url(value) if name == "url" else value
 
 
-def _unique_names(channels: list[ChannelSettings]) -> list[ChannelSettings]:
+def _check_unique_names(channels: list[ChannelSettings]) -> list[ChannelSettings]:
     names = [channel.name for channel in channels]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"expected every channel to have its own name, but {', '.join(twice)} is there twice")
+        raise ValueError(f"expected unique channel names, but {', '.join(twice)} is used twice")
     return channels
 
 
 class MatchingSettings(_Section):
-    """How alignment paths are found; the letters are the paper's."""
+    """How alignment paths are found; the names are those of the paper."""
 
-    tau: float = Field(default=0.3, ge=0, le=1, description="Mask value above which a cell may begin a path.")
+    tau: float = Field(default=0.3, ge=0, le=1, description="Mask value above which a cell may start a path.")
     sigma: float = Field(default=0.1, ge=0, le=1, description="Similarity times mask from which a cell joins a path.")
-    gamma: float = Field(default=100.0, ge=0, description="How hard short paths are held down in the score.")
+    gamma: float = Field(default=100.0, ge=0, description="How strongly the score penalises short paths.")
 
 
 class AlertingSettings(_Section):
-    """Which copies are told, and where."""
+    """Which copies raise an alert, and where alerts are written."""
 
-    threshold: float = Field(default=0.12, ge=0, le=1, description="Score from which a copy is an alert.")
-    update_every_s: float = Field(default=10.0, gt=0, description="Least stream time between two updates of one alert.")
-    output: WholePath | None = Field(
-        default=None, description="File to which every alert is appended, one JSON object a line."
+    threshold: float = Field(default=0.12, ge=0, le=1, description="Minimum score of a copy for an alert.")
+    update_every_s: float = Field(
+        default=10.0, gt=0, description="Minimum stream time between two updates of an alert."
     )
-    keep_days: float = Field(default=30.0, gt=0, description="Days for which an alert is kept after its end.")
+    output: AbsolutePath | None = Field(
+        default=None, description="File to which every alert event is appended as a line of JSON."
+    )
+    keep_days: float = Field(default=30.0, gt=0, description="Days for which an alert is stored after its end.")
 
 
 class EvidenceSettings(_Section):
-    """What is kept of an alert beside its words."""
+    """Pictures and similarities stored with each alert."""
 
-    enabled: bool = Field(default=True, description="Keep pictures and similarities of each alert.")
+    enabled: bool = Field(default=True, description="Store pictures and similarities of each alert.")
     quota_bytes: int = Field(
-        default=2_000_000_000, ge=0, description="Bytes that all evidence may take; the oldest goes first."
+        default=2_000_000_000, ge=0, description="Maximum size of all evidence; the oldest is deleted first."
     )
     keep_days: float = Field(
-        default=30.0, gt=0, description="Days for which evidence is kept; what a reviewer confirmed stays longer."
+        default=30.0,
+        gt=0,
+        description="Days for which evidence is stored; longer for alerts that a reviewer confirmed.",
     )
 
 
 class RegistrationSettings(_Section):
-    """What is kept of a reference."""
+    """What is stored of a reference."""
 
     thumbnails: bool = Field(
-        default=True, description="Keep one small picture per reference second, which evidence shows beside the air."
+        default=True,
+        description="Store one small picture per reference second, shown in evidence beside the broadcast.",
     )
 
 
 class WebSettings(_Section):
     """The API, the dashboard, health and metrics over HTTP."""
 
-    host: Annotated[str, AfterValidator(_address)] = Field(
+    host: Annotated[str, AfterValidator(_check_host)] = Field(
         default="127.0.0.1",
-        description="Address to listen on; beyond loopback only once `copywatch tokens add` made a token.",
+        description="IP address to listen on; other than loopback only after `copywatch tokens add`.",
     )
-    port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(default=8080, ge=0, le=65535, description="Port to listen on; 0 for any free port.")
     probes_host: str = Field(
-        default="127.0.0.1", description="Address for `web.probes_port`; 0.0.0.0 lets probes and Prometheus in."
+        default="127.0.0.1",
+        description="IP address of `web.probes_port`; 0.0.0.0 lets Kubernetes and Prometheus connect.",
     )
     probes_port: int | None = Field(
-        default=None, ge=0, le=65535, description="One more port with /livez, /readyz and /metrics alone; 0 a free one."
+        default=None,
+        ge=0,
+        le=65535,
+        description="Second port with only /livez, /readyz, /channelz and /metrics; 0 for any free port.",
     )
-    max_upload_bytes: int = Field(
-        default=8 << 30, ge=1, description="Size of an uploaded video beyond which it is refused."
-    )
+    max_upload_bytes: int = Field(default=8 << 30, ge=1, description="Maximum size of an uploaded video.")
 
 
 class WebhookSettings(_Section):
-    """Whom alerts are posted to; the addresses themselves are made by `copywatch webhooks`."""
+    """Limits of webhooks; `copywatch webhooks add` adds their URLs."""
 
     allow: tuple[str, ...] = Field(
-        default=(), description="Private hosts or networks that webhooks may be at; public ones always may."
+        default=(), description="Private hosts or networks that webhooks may use; public ones are always allowed."
     )
     channel_down_s: float = Field(
-        default=30.0, ge=0, description="How long a channel has to be away before webhooks are told `channel.down`."
+        default=30.0, ge=0, description="How long a channel must be down before webhooks get `channel.down`."
     )
 
 
 class LoggingSettings(_Section):
-    """What is written to stderr."""
+    """The log on stderr."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="Least level that is written."
+        default="info", description="Minimum level of logged lines."
     )
     format: Literal["auto", "json", "console"] = Field(
-        default="auto", description="`auto` is `console` on a terminal and `json` elsewhere."
+        default="auto", description="`auto` means `console` on a terminal, else `json`."
     )
 
 
 class ComputeSettings(_Section):
-    """What the machine may spend."""
+    """Use of the CPU."""
 
-    threads: int = Field(default=1, ge=1, le=256, description="Threads that encoding and the network use.")
+    threads: int = Field(default=1, ge=1, le=256, description="CPU threads for the encoder and the matching network.")
 
 
 TOPIC = r"^[A-Za-z0-9._-]{1,200}$"
 
 
 class KafkaSettings(_Section):
-    """The broker that `ingest` and `match` meet at; `serve` needs none."""
+    """The broker between `ingest` and `match`; `serve` needs none."""
 
-    bootstrap: str | None = Field(default=None, description="Brokers to begin with, `host:port,host:port`.")
-    frames: str = Field(default="copywatch.frames", pattern=TOPIC, description="Topic of sampled pictures.")
+    bootstrap: str | None = Field(default=None, description="Bootstrap brokers, `host:port,host:port`.")
+    frames: str = Field(default="copywatch.frames", pattern=TOPIC, description="Topic of sampled frames.")
     alerts: str = Field(default="copywatch.alerts", pattern=TOPIC, description="Topic of alerts.")
-    state: str = Field(default="copywatch.state", pattern=TOPIC, description="Compacted topic of kept state.")
+    state: str = Field(default="copywatch.state", pattern=TOPIC, description="Compacted topic of channel state.")
     channels: str = Field(
-        default="copywatch.channels", pattern=TOPIC, description="Compacted topic of channels that `ingest` shares out."
+        default="copywatch.channels",
+        pattern=TOPIC,
+        description="Compacted topic of the channels that `ingest` processes share.",
     )
-    partitions: int = Field(default=12, ge=1, le=1000, description="Of topics that are made; the most members of use.")
+    partitions: int = Field(
+        default=12,
+        ge=1,
+        le=1000,
+        description="Partitions of newly created topics. Matchers beyond this number stay idle.",
+    )
     group: str = Field(
-        default="copywatch", pattern=TOPIC, description="Consumer group of `match`; other roles add a word to it."
+        default="copywatch", pattern=TOPIC, description="Consumer group of `match`; other roles append their name."
     )
     instance: str | None = Field(
         default=None,
         pattern=TOPIC,
-        description="Name of this member for life: a restart within the session keeps its partitions.",
+        description="Static group member name: a restart within the session time-out keeps the partitions.",
     )
     session_timeout_s: float = Field(
-        default=30.0, ge=1, description="After so long without a heartbeat a member's channels go to others."
+        default=30.0, ge=1, description="Time without a heartbeat after which other members take over the partitions."
     )
     rebalance_timeout_s: float = Field(
-        default=60.0, ge=1, description="How long members have to let go of their channels when these are spread anew."
+        default=60.0, ge=1, description="Time that members have to release their partitions in a rebalance."
     )
     policy: Literal["catch_up", "live"] = Field(
-        default="catch_up", description="What a `match` that is behind does: read all, or skip to now with a gap."
+        default="catch_up",
+        description="When `match` is behind: `catch_up` reads all records, `live` skips to now with a gap.",
     )
-    live_lag_s: float = Field(default=60.0, gt=0, description="How far behind `live` may be before it skips.")
-    follow_alerts: bool = Field(default=False, description="`serve` shows what all `match` members found.")
-    publish_alerts: bool = Field(default=False, description="`serve` writes its own alerts to the topic as well.")
+    live_lag_s: float = Field(default=60.0, gt=0, description="Lag at which `live` skips.")
+    follow_alerts: bool = Field(default=False, description="`serve` shows the alerts of all `match` members.")
+    publish_alerts: bool = Field(default=False, description="`serve` also writes its own alerts to the topic.")
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
-        default="PLAINTEXT", description="Kafka's own word: with or without TLS, with or without SASL."
+        default="PLAINTEXT", description="Whether the connection uses TLS (SSL) and SASL."
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        default="PLAIN", description="How user and password are proved."
+        default="PLAIN", description="SASL mechanism: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."
     )
-    sasl_username: str | None = Field(default=None, description="User of SASL.")
-    sasl_password: SecretStr | None = Field(default=None, description="Its password.")
-    sasl_password_file: WholePath | None = Field(default=None, description="File that holds the password instead.")
-    ssl_cafile: WholePath | None = Field(
-        default=None, description="Authorities that the broker's certificate is trusted by; the system's when left out."
+    sasl_username: str | None = Field(default=None, description="SASL user name.")
+    sasl_password: SecretStr | None = Field(default=None, description="SASL password.")
+    sasl_password_file: AbsolutePath | None = Field(
+        default=None, description="File with the SASL password, instead of `kafka.sasl_password`."
     )
-    ssl_certfile: WholePath | None = Field(default=None, description="Certificate of this client, for mutual TLS.")
-    ssl_keyfile: WholePath | None = Field(default=None, description="Its key.")
+    ssl_cafile: AbsolutePath | None = Field(
+        default=None, description="CA certificates for the broker (PEM); by default those of the system."
+    )
+    ssl_certfile: AbsolutePath | None = Field(default=None, description="Client certificate for mutual TLS (PEM).")
+    ssl_keyfile: AbsolutePath | None = Field(default=None, description="Key of the client certificate (PEM).")
 
 
 class Settings(BaseSettings):
-    """All of it, checked."""
+    """All settings, validated."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -265,14 +282,14 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    data_dir: WholePath = Field(
-        default_factory=default_data_dir, description="Where all state lives: references, features, alerts."
+    data_dir: AbsolutePath = Field(
+        default_factory=default_data_dir, description="Folder of all data: references, features, alerts, state."
     )
-    encoder: WholePath | None = Field(
-        default=None, description="ONNX file of another 512-number encoder; the shipped one when left out."
+    encoder: AbsolutePath | None = Field(
+        default=None, description="ONNX file of another encoder with 512 outputs; by default the shipped one."
     )
-    channels: Annotated[list[ChannelSettings], AfterValidator(_unique_names)] = Field(
-        default_factory=list, description="The broadcasts to watch."
+    channels: Annotated[list[ChannelSettings], AfterValidator(_check_unique_names)] = Field(
+        default_factory=list, description="The broadcasts to monitor."
     )
     registration: RegistrationSettings = RegistrationSettings()
     matching: MatchingSettings = MatchingSettings()
@@ -297,9 +314,9 @@ class Settings(BaseSettings):
 
 
 def load_settings(config: Path | None = None, *, data_dir: Path | None = None) -> Settings:
-    """Settings from the file (if any) and the environment; `data_dir` given here wins over both.
+    """Settings from the file (if any) and the environment; the argument `data_dir` wins over both.
 
-    Raises ConfigError with one line for each thing that is wrong: file and line or variable, value, expectation.
+    Raises ConfigError with one line per problem: file and line or variable, value, expected value.
     """
     _refuse_unknown_variables(os.environ)
     values, root = _read(config) if config is not None else ({}, None)
@@ -308,19 +325,19 @@ def load_settings(config: Path | None = None, *, data_dir: Path | None = None) -
     except SettingsError as error:
         found = re.search(r'field "(\w+)"', str(error))
         name = ENV_PREFIX + (found.group(1).upper() if found else "*")
-        raise ConfigError(f"environment variable {name} holds no valid JSON.") from error
+        raise ConfigError(f"environment variable {name} is not valid JSON.") from error
     except ValidationError as error:
         problems = sorted(error.errors(), key=lambda problem: _line(root, problem["loc"]))
         raise ConfigError("\n".join(_sentence(problem, config, root) for problem in problems)) from error
-    return settings.model_copy(update={"data_dir": _whole_path(data_dir)}) if data_dir is not None else settings
+    return settings.model_copy(update={"data_dir": _absolute_path(data_dir)}) if data_dir is not None else settings
 
 
 def _read(config: Path) -> tuple[dict[str, Any], yaml.Node | None]:
-    """The file's values, ready for Settings, and the tree of nodes that knows their lines."""
+    """The values of the file, ready for Settings, and its YAML nodes, which have the line numbers."""
     try:
         text = config.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise ConfigError(f"{config}: no such file; name an existing one with --config.") from error
+        raise ConfigError(f"{config}: no such file; give an existing one with --config.") from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"{config}: cannot be read: {reason}.") from error
@@ -340,13 +357,13 @@ def _read(config: Path) -> tuple[dict[str, Any], yaml.Node | None]:
     unnamed = next((key for key in values if not isinstance(key, str)), None)
     if unnamed is not None:
         raise ConfigError(f"{config}: unknown key {unnamed!r}.")
-    _from_folder(values, config.parent)
-    # A section whose keys are all commented out reads as null and means its defaults.
+    _resolve_paths(values, config.parent)
+    # A section whose keys are all commented out is null and means its defaults.
     return {key: value for key, value in values.items() if value is not None}, root
 
 
-def _from_folder(values: dict[str, Any], folder: Path) -> None:
-    """Makes the file's relative paths begin at its own folder."""
+def _resolve_paths(values: dict[str, Any], folder: Path) -> None:
+    """Makes the relative paths of the file relative to its folder."""
     alerting, kafka = values.get("alerting"), values.get("kafka")
     files = ("sasl_password_file", "ssl_cafile", "ssl_certfile", "ssl_keyfile")
     paths = [(values, "data_dir"), (values, "encoder"), (alerting, "output"), *((kafka, file) for file in files)]
@@ -356,7 +373,7 @@ def _from_folder(values: dict[str, Any], folder: Path) -> None:
 
 
 def _refuse_double_keys(config: Path, node: yaml.Node | None) -> None:
-    """YAML forbids a key twice in one mapping, PyYAML takes the last one without a word."""
+    """YAML forbids a key twice in one mapping; PyYAML silently takes the last."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
             _refuse_double_keys(config, item)
@@ -364,24 +381,24 @@ def _refuse_double_keys(config: Path, node: yaml.Node | None) -> None:
         seen = set()
         for key, value in node.value:
             if key.value in seen:
-                raise ConfigError(f"{config}:{key.start_mark.line + 1}: {key.value} is set twice; keep one.")
+                raise ConfigError(f"{config}:{key.start_mark.line + 1}: {key.value} is set twice; remove one.")
             seen.add(key.value)
             _refuse_double_keys(config, value)
 
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
-    """pydantic-settings overlooks variables of our prefix that name no setting; a typing error must not pass."""
+    """pydantic-settings ignores variables with our prefix that name no setting; a typing error must not pass."""
     known = [ENV_PREFIX + key.replace(".", "__").upper() for key in _known_keys()]
     for name in sorted(environment):
         upper = name.upper()
-        if not upper.startswith(ENV_PREFIX) or _NO_SETTINGS.fullmatch(upper):
+        if not upper.startswith(ENV_PREFIX) or _NOT_SETTINGS.fullmatch(upper):
             continue
         if upper not in known:
-            raise ConfigError(f"environment variable {name} names no setting{_did_you_mean(upper, known)}")
+            raise ConfigError(f"environment variable {name} is not a setting{_did_you_mean(upper, known)}")
 
 
 def _known_keys() -> list[str]:
-    """Dotted names of all settings and sections, channels' keys apart."""
+    """Dotted names of all settings and sections, without the keys of channels."""
     keys = []
     for name, field in Settings.model_fields.items():
         keys.append(name)
@@ -396,7 +413,7 @@ def _did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def _sentence(problem: ErrorDetails, config: Path | None, root: yaml.Node | None) -> str:
-    """One line for one of pydantic's findings: where, what, and what was expected."""
+    """One line per problem that pydantic found: place, value, expected value."""
     where = _variable(problem["loc"]) or f"{config}:{_line(root, problem['loc'])}"
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
     if problem["type"] == "extra_forbidden":
@@ -410,13 +427,13 @@ def _sentence(problem: ErrorDetails, config: Path | None, root: yaml.Node | None
         .replace("String should", "expected it to")
     )
     value = problem["input"]
-    secret = str(problem["loc"][-1]).endswith("password")
-    shown = f" is {redact_text(str(value))!r}" if isinstance(value, str | int | float) and not secret else ""
-    return f"{where}: {key}{shown}: {expected}."
+    is_secret = str(problem["loc"][-1]).endswith("password")
+    got = f" is {redact_text(str(value))!r}" if isinstance(value, str | int | float) and not is_secret else ""
+    return f"{where}: {key}{got}: {expected}."
 
 
 def _suggestion(loc: tuple[int | str, ...]) -> str:
-    """ "; did you mean ...?" from the keys of the same section, else from the same word in another section."""
+    """ "; did you mean ...?" with a key of the same section, else with the same key in another section."""
     word, known = str(loc[-1]), _known_keys()
     if loc[0] == "channels":
         siblings = list(ChannelSettings.model_fields)
@@ -428,12 +445,12 @@ def _suggestion(loc: tuple[int | str, ...]) -> str:
     elsewhere = [key for key in known if key.rpartition(".")[2] == word]
     suggestion = next(iter(close + elsewhere), None)
     if suggestion is None:
-        return f"; known here: {', '.join(siblings)}."
+        return f"; valid keys: {', '.join(siblings)}."
     return f"; did you mean {suggestion}?"
 
 
 def _variable(loc: tuple[int | str, ...]) -> str | None:
-    """ "environment variable NAME" when the value at this place came from one."""
+    """ "environment variable NAME" if the value at this place comes from one."""
     present = {name.upper(): name for name, value in os.environ.items() if value}
     for length in range(len(loc), 0, -1):
         name = ENV_PREFIX + "__".join(str(part).upper() for part in loc[:length])
@@ -443,7 +460,7 @@ def _variable(loc: tuple[int | str, ...]) -> str | None:
 
 
 def _line(node: yaml.Node | None, loc: tuple[int | str, ...]) -> int:
-    """The file's line of the key at this place, or of the nearest thing around it."""
+    """The line of the key at this place, or of the nearest node around it."""
     line = node.start_mark.line + 1 if node is not None else 1
     for part in loc:
         if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):

@@ -1,4 +1,4 @@
-"""`copywatch init`: a configuration to begin with, made of the settings: each with its default and its meaning."""
+"""The configuration file that `copywatch init` prints: every setting with its default and its description."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from monitor.config.settings import ChannelSettings, Settings
 
 HEAD = """\
 # yaml-language-server: $schema=copywatch.schema.json
-# That line has editors check what you type, once `copywatch config schema > copywatch.schema.json` was run.
+# With that line editors check the file; `copywatch config schema > copywatch.schema.json` creates the schema.
 #
-# Below is every setting with its default. Take away the `#` before what you change (and before its section's name),
-# then: copywatch config check --config copywatch.yaml
-# Each can also be set in the environment, as COPYWATCH_<KEY> or COPYWATCH_<SECTION>__<KEY>; that wins.
+# Every setting with its default. To change one, remove the `#` before it and before the name of its section,
+# then run: copywatch config check --config copywatch.yaml
+# The environment overrides the file: COPYWATCH_<KEY> or COPYWATCH_<SECTION>__<KEY>.
 """
 CHANNELS = """\
 # channels:
@@ -25,8 +25,8 @@ CHANNELS = """\
 """
 
 
-def first_config() -> str:
-    """The text of the file; as it stands it changes nothing."""
+def config_template() -> str:
+    """The text of the file; unedited it means the defaults."""
     return "\n".join([HEAD, *(_part(name, field) for name, field in Settings.model_fields.items())])
 
 

@@ -100,9 +100,9 @@ def test_channels_are_added_and_removed_in_every_form_of_file(text: str, url: st
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (("add", "five", "http://h/x"), "there is a channel five already"),
+        (("add", "five", "http://h/x"), "channel five already exists"),
         (("add", "se ven", "http://h/x"), "name: expected letters, digits, dots"),
-        (("add", "seven", "ftp://u:s3cret@h/x"), "begins with one of"),
+        (("add", "seven", "ftp://u:s3cret@h/x"), "starts with one of"),
         (("add", "seven", "srt://h:9000?passphrase=s3cret"), "ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts"),
         (("add", "seven", "http://h/x", "--mode", "fast"), "mode"),
         (("rm", "nine"), "there is no channel nine"),

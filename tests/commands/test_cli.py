@@ -64,7 +64,7 @@ def test_every_command_refuses_an_invalid_configuration_with_3(
 
 def test_a_missing_configuration_exits_with_3(run: Run) -> None:
     result = run("serve", "--config", "none.yaml")
-    assert (result.code, result.err) == (3, "copywatch: none.yaml: no such file; name an existing one with --config.\n")
+    assert (result.code, result.err) == (3, "copywatch: none.yaml: no such file; give an existing one with --config.\n")
 
 
 def test_serve_without_channels_exits_with_3(run: Run) -> None:
