@@ -1,7 +1,7 @@
-"""How much memory is left for this process: within the limits of its control groups, and on the machine.
+"""Memory limits of this process: those of its control groups, and that of the machine.
 
-Files of the kernel in, bytes out. What can be written back or thrown away at once (file pages that nobody used of
-late) counts as free, as in Kubernetes' working set. Where a limit cannot be read there is none.
+Input: files of the kernel; output: bytes. File pages that were not used lately count as free, because the kernel can
+drop them at once, as in Kubernetes' working set. A limit that cannot be read is ignored.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-NO_LIMIT_BYTES = 1 << 60  # version 1 says it by a number near 2^63
+NO_LIMIT_BYTES = 1 << 60  # version 1 of control groups has a number near 2^63 for no limit
 
 
 class MemoryLimit(NamedTuple):
-    """What may be used, and what is."""
+    """A limit, and how much of it is used."""
 
     limit_bytes: float
     used_bytes: float
 
     def left_bytes(self, share: float) -> float:
-        """Bytes until so much of the limit is used; negative beyond it."""
+        """Bytes until this share of the limit is used; negative beyond it."""
         return share * self.limit_bytes - self.used_bytes
 
 
 def memory_limits(groups: Path = Path("/sys/fs/cgroup"), process: Path = Path("/proc")) -> list[MemoryLimit]:
-    """Every limit that holds for this process: those of its control groups and their parents, and the machine's."""
-    return [*_group_limits(groups, process), *_machine(process)]
+    """Every limit of this process: those of its control groups and their parents, and the machine's."""
+    return [*_group_limits(groups, process), *_machine_limit(process)]
 
 
 def _group_limits(groups: Path, process: Path) -> Iterator[MemoryLimit]:
@@ -44,14 +44,14 @@ def _group_limits(groups: Path, process: Path) -> Iterator[MemoryLimit]:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
         else:
             continue
-        # Inside a container its own group is the root of what it sees, whatever the path says.
+        # Inside a container its own group is the visible root, whatever the path is.
         own = root / path.strip("/")
         for folder in (own, *own.parents) if own.is_dir() else (root,):
-            if folder.is_relative_to(root) and (found := _group(folder, *names)) is not None:
-                yield found
+            if folder.is_relative_to(root) and (limit := _group_limit(folder, *names)) is not None:
+                yield limit
 
 
-def _group(folder: Path, limit_name: str, used_name: str, idle_name: str) -> MemoryLimit | None:
+def _group_limit(folder: Path, limit_name: str, used_name: str, idle_name: str) -> MemoryLimit | None:
     try:
         limit, used = (folder / limit_name).read_text().strip(), int((folder / used_name).read_text())
         idle = _number_of((folder / "memory.stat").read_text(), idle_name)
@@ -61,7 +61,7 @@ def _group(folder: Path, limit_name: str, used_name: str, idle_name: str) -> Mem
     return None if limit_bytes >= NO_LIMIT_BYTES else MemoryLimit(limit_bytes, used - idle)
 
 
-def _machine(process: Path) -> Iterator[MemoryLimit]:
+def _machine_limit(process: Path) -> Iterator[MemoryLimit]:
     try:
         text = (process / "meminfo").read_text()
         total, available = (1024 * _number_of(text, name) for name in ("MemTotal:", "MemAvailable:"))

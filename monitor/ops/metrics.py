@@ -8,7 +8,7 @@ compares the table in deploy/prometheus/README.md with this file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,46 +34,33 @@ class MetricFamily:
     labels: tuple[str, ...] = ()
 
 
-Samples = Iterable[tuple[tuple[str, ...], float]]  # values of the labels after `channel`, then the value
-
-CHANNEL_FAMILIES: dict[MetricFamily, Callable[[ChannelReport], Samples]] = {
-    MetricFamily(
-        "copywatch_channel_up", "gauge", "1 while the channel delivers pictures, else 0.", ("channel",)
-    ): lambda report: [((), report.is_up)] if report.source_state else [],
+CHANNEL_FAMILIES = (
+    MetricFamily("copywatch_channel_up", "gauge", "1 while the channel delivers pictures, else 0.", ("channel",)),
     MetricFamily(
         "copywatch_channel_state",
         "gauge",
         "1 for the current state of the channel, 0 for the others.",
         ("channel", "state"),
-    ): lambda report: [((state,), state == report.source_state) for state in STATES] if report.source_state else [],
-    MetricFamily(
-        "copywatch_frames_received_total", "counter", "Frames received, one per stream second.", ("channel",)
-    ): lambda report: [((), report.n_received)] if report.n_received else [],
+    ),
+    MetricFamily("copywatch_frames_received_total", "counter", "Frames received, one per stream second.", ("channel",)),
     MetricFamily(
         "copywatch_frames_processed_total", "counter", "Frames matched; in the ingest role, published.", ("channel",)
-    ): lambda report: [((), report.n_processed)] if report.n_processed else [],
+    ),
     MetricFamily(
         "copywatch_frames_dropped_total",
         "counter",
         "Frames received but not matched, by reason: overload, backward, repeated, late, failed, stopped.",
         ("channel", "reason"),
-    ): lambda report: [((reason,), n) for reason, n in report.dropped.items()],
-    MetricFamily(
-        "copywatch_frames_waiting", "gauge", "Frames received and not matched yet.", ("channel",)
-    ): lambda report: [((), report.n_waiting)] if report.n_received else [],
+    ),
+    MetricFamily("copywatch_frames_waiting", "gauge", "Frames received and not matched yet.", ("channel",)),
     MetricFamily(
         "copywatch_reconnects_total", "counter", "Reconnects of the channel's source, by reason.", ("channel", "reason")
-    ): lambda report: [((reason,), n) for reason, n in report.reconnects.items()],
+    ),
+    MetricFamily("copywatch_gap_seconds_total", "counter", "Stream seconds that were never received.", ("channel",)),
     MetricFamily(
-        "copywatch_gap_seconds_total", "counter", "Stream seconds that were never received.", ("channel",)
-    ): lambda report: [((), report.gap_s)] if report.gap_s else [],
-    MetricFamily(
-        "copywatch_lag_seconds",
-        "gauge",
-        "Time from arrival to result of the newest matched frame.",
-        ("channel",),
-    ): lambda report: [((), report.lag_s)] if report.lag_s is not None else [],
-}
+        "copywatch_lag_seconds", "gauge", "Time from arrival to result of the newest matched frame.", ("channel",)
+    ),
+)
 BACKLOG = MetricFamily(
     "copywatch_outbox_owed_events", "gauge", "Alert events that a sink has not accepted yet.", ("sink",)
 )
@@ -91,12 +78,19 @@ class _StatusCollector(Collector):
         self._channels, self._process = channels, process
 
     def describe(self) -> Iterable[Metric]:
-        return [Metric(_base(family), family.help, family.kind) for family in (*CHANNEL_FAMILIES, BACKLOG, LATENCY)]
+        families = (*CHANNEL_FAMILIES, BACKLOG, LATENCY)
+        return [Metric(family.name.removesuffix("_total"), family.help, family.kind) for family in families]
 
     def collect(self) -> Iterable[Metric]:
-        reports = self._channels.reports()
-        for family, samples in CHANNEL_FAMILIES.items():
-            yield _channel_metric(family, samples, reports)
+        metrics = {family.name: _empty_metric(family) for family in CHANNEL_FAMILIES}
+        for report in self._channels.reports():
+            for name, labels, value in _channel_samples(report):
+                metric = metrics[name]
+                if isinstance(metric, CounterMetricFamily):
+                    metric.add_metric([report.channel, *labels], value, created=report.created_s)
+                else:
+                    metric.add_metric([report.channel, *labels], value)
+        yield from metrics.values()
         backlog = GaugeMetricFamily(BACKLOG.name, BACKLOG.help, labels=BACKLOG.labels)
         for sink, n_events in self._process.backlog.items():
             backlog.add_metric([sink], n_events)
@@ -112,25 +106,31 @@ class _StatusCollector(Collector):
         return metric
 
 
-def _channel_metric(
-    family: MetricFamily, samples: Callable[[ChannelReport], Samples], reports: list[ChannelReport]
-) -> Metric:
-    if family.kind == "gauge":
-        gauge = GaugeMetricFamily(family.name, family.help, labels=family.labels)
-        for report in reports:
-            for labels, value in samples(report):
-                gauge.add_metric([report.channel, *labels], float(value))
-        return gauge
-    counter = CounterMetricFamily(_base(family), family.help, labels=family.labels)
-    for report in reports:
-        for labels, value in samples(report):
-            counter.add_metric([report.channel, *labels], float(value), created=report.created_s)
-    return counter
+def _channel_samples(report: ChannelReport) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    """(metric, values of the labels after `channel`, value); nothing for what never happened to the channel."""
+    if report.source_state is not None:
+        yield "copywatch_channel_up", (), float(report.is_up)
+        for state in STATES:
+            yield "copywatch_channel_state", (state,), float(state == report.source_state)
+    if report.n_received:
+        yield "copywatch_frames_received_total", (), report.n_received
+        yield "copywatch_frames_waiting", (), report.n_waiting
+    if report.n_processed:
+        yield "copywatch_frames_processed_total", (), report.n_processed
+    for reason, n_dropped in report.dropped.items():
+        yield "copywatch_frames_dropped_total", (reason,), n_dropped
+    for reason, n_reconnects in report.reconnects.items():
+        yield "copywatch_reconnects_total", (reason,), n_reconnects
+    if report.gap_s:
+        yield "copywatch_gap_seconds_total", (), report.gap_s
+    if report.lag_s is not None:
+        yield "copywatch_lag_seconds", (), report.lag_s
 
 
-def _base(family: MetricFamily) -> str:
-    """The name without the suffix that prometheus_client adds to counters."""
-    return family.name.removesuffix("_total") if family.kind == "counter" else family.name
+def _empty_metric(family: MetricFamily) -> CounterMetricFamily | GaugeMetricFamily:
+    if family.kind == "counter":
+        return CounterMetricFamily(family.name.removesuffix("_total"), family.help, labels=family.labels)
+    return GaugeMetricFamily(family.name, family.help, labels=family.labels)
 
 
 class Metrics:

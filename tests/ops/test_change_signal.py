@@ -1,4 +1,4 @@
-"""Change signals wake the tasks that watch, from any thread, and nobody else."""
+"""Change signals wake the tasks that watch, from any thread, and no other task."""
 
 from __future__ import annotations
 

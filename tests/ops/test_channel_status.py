@@ -1,4 +1,4 @@
-"""Channel status: its states, since when they hold, and counts that agree in every report whoever writes."""
+"""Channel status: its states, since when they hold, and counts that agree in every report while threads write."""
 
 from __future__ import annotations
 
