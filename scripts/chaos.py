@@ -107,7 +107,7 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
     """A group of matchers on a real broker: its alerts against those of an undisturbed run."""
     from tests.chaos import kafka
     from tests.support import broker
-    from tests.support.killed_match import REFUSING, WRONG
+    from tests.support.killed_match import BROKEN, REFUSING
 
     parts: dict[str, Part] = {}
 
@@ -122,7 +122,7 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
         say(f"{name}: {json.dumps(parts[name])}  ({time.monotonic() - began:.0f} s)")
 
     with tempfile.TemporaryDirectory() as folder:
-        node = broker.begin(Path(folder) / "broker")
+        node = broker.start_broker(Path(folder) / "broker")
         try:
             say("an undisturbed run")
             baseline = kafka.Baseline.build(Path(folder) / "house", node, args.seed, args.channels, args.seconds)
@@ -150,8 +150,8 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
             if args.rounds:
                 parts["handover"] = kafka.handovers(baseline, args.seed, 3 * args.rounds)
                 say(f"handover: {json.dumps(parts['handover'])}")
-            for wrong in WRONG if args.rounds else ():
-                run(f"control: {wrong}", lambda seed, wrong=wrong: kafka.control(baseline, seed, wrong), bool)  # type: ignore[misc]
+            for broken in BROKEN if args.rounds else ():
+                run(f"control: {broken}", lambda seed, broken=broken: kafka.control(baseline, seed, broken), bool)  # type: ignore[misc]
         finally:
             node.stop()
     return parts

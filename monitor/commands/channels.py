@@ -44,10 +44,10 @@ def add(
     """Add a channel to the configuration; a running `serve` starts it within seconds."""
     channel = _channel(name, _url(url), mode, allow or [])
     if shared:
-        from monitor.kafka.channel_assignment import put_channel, refuse_files
+        from monitor.kafka.channel_assignment import refuse_files, write_channel
 
         refuse_files(channel)
-        asyncio.run(put_channel(settings_of(context, config_file).kafka, name, channel))
+        asyncio.run(write_channel(settings_of(context, config_file).kafka, name, channel))
         typer.echo(f"shared: {channel.name} ({display_name(channel.url)})")
         return
     config = _config(context, config_file)

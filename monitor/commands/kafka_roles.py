@@ -50,6 +50,6 @@ def match(context: typer.Context, config_file: ConfigOption = None, data_dir: Da
 
 def _check_connection(settings: Settings) -> None:
     """Raises ConfigError for invalid settings, before seconds are spent on loading."""
-    from monitor.kafka.broker import connection
+    from monitor.kafka.broker import client_options
 
-    connection(settings.kafka)
+    client_options(settings.kafka)

@@ -1,7 +1,7 @@
-"""`serve` and a fleet: what all `match` members told, shown here; and what is told here, for the fleet's readers.
+"""The alert topic, on the side of `serve`: it delivers the alerts of all `match` processes, and publishes its own.
 
-Alerts of the topic go the way of those found here: into the outbox, once each by id and seq, and on to every sink.
-The offset is committed when they are safe, so none is missed over a restart.
+Alerts from the topic are delivered like those found here: into the outbox, once each by id and seq, and on to every
+sink. The offset is committed once they are stored, so a restart misses none.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -19,8 +18,8 @@ from monitor.alerting.alerts import Alert
 from monitor.alerting.outbox import OutboxEntry
 from monitor.config.settings import KafkaSettings
 from monitor.errors import Unreachable
-from monitor.kafka.broker import ANSWER_S, connection, ensure_topics, in_words, put_away
-from monitor.kafka.records import MS
+from monitor.kafka.broker import REQUEST_TIMEOUT_S, client_options, ensure_topics, error_text, stop_client
+from monitor.kafka.records import MS, alert_record
 from monitor.ops.backoff import Backoff
 from monitor.ops.metrics import Metrics
 from monitor.runtime.runner import AlertDelivery
@@ -30,19 +29,10 @@ logger = logging.getLogger(__name__)
 POLL_MS = 500
 
 
-def alert_record(alert: Alert) -> dict[str, Any]:
-    """Key, value and headers of an alert's record."""
-    return {
-        "key": alert.channel.encode(),
-        "value": json.dumps(alert.as_dict(), ensure_ascii=False).encode(),
-        "headers": [("id", alert.id.encode()), ("type", alert.type.encode())],
-    }
-
-
 async def follow_alerts(
-    kafka: KafkaSettings, deliveries: AlertDelivery, metrics: Metrics, complain: Callable[[str | None], None]
+    kafka: KafkaSettings, delivery: AlertDelivery, metrics: Metrics, report_problem: Callable[[str | None], None]
 ) -> None:
-    """Delivers every alert of the topic, from the oldest that was not delivered on; works until cancelled."""
+    """Delivers every alert of the topic, from the first undelivered one on. Runs until cancelled."""
     backoff = Backoff()
     while True:
         consumer = None
@@ -50,7 +40,7 @@ async def follow_alerts(
             await ensure_topics(kafka, [kafka.alerts])
             consumer = AIOKafkaConsumer(
                 kafka.alerts,
-                **connection(kafka),
+                **client_options(kafka),
                 group_id=f"{kafka.group}.serve",
                 group_instance_id=kafka.instance,
                 enable_auto_commit=False,
@@ -61,53 +51,53 @@ async def follow_alerts(
             )
             await consumer.start()
             metrics.kafka_up.set(1)
-            complain(None)
+            report_problem(None)
             backoff.reset()
             while True:
-                await _deliver(consumer, deliveries)
+                await _deliver(consumer, delivery)
         except (KafkaError, OSError, Unreachable) as error:
             if backoff.is_first:
-                logger.error("the fleet's alerts cannot be read: %s; trying until they can", in_words(error))
+                logger.error("cannot read the alert topic: %s; retrying", error_text(error))
             metrics.kafka_up.set(0)
-            complain(f"the fleet's alerts cannot be read ({in_words(error)})")
+            report_problem(f"cannot read the alert topic ({error_text(error)})")
         finally:
             if consumer is not None:
-                await put_away(consumer)
+                await stop_client(consumer)
         await backoff.wait()
 
 
-async def _deliver(consumer: AIOKafkaConsumer, deliveries: AlertDelivery) -> None:
+async def _deliver(consumer: AIOKafkaConsumer, delivery: AlertDelivery) -> None:
     batches = await consumer.getmany(timeout_ms=POLL_MS)
     for partition, records in batches.items():
         for record in records:
             try:
                 alert = Alert.from_dict(json.loads(record.value))
             except (ValueError, KeyError, TypeError, AttributeError):
-                logger.error("record %d of %s-%d is no alert and is left out", record.offset, *partition)
+                logger.error("record %d of %s-%d is not an alert; skipped", record.offset, *partition)
                 continue
-            await deliveries.put(OutboxEntry(alert.channel, [alert]))
+            await delivery.put(OutboxEntry(alert.channel, [alert]))
     if batches:
         await consumer.commit()
 
 
 class KafkaSink:
-    """Writes alerts to the fleet's topic; the outbox asks again until it has."""
+    """Writes alerts to the topic; the dispatcher retries until it succeeds."""
 
     def __init__(self, kafka: KafkaSettings, loop: asyncio.AbstractEventLoop) -> None:
         self._kafka = kafka
         self._loop = loop
         self._producer: AIOKafkaProducer | None = None
-        connection(kafka)  # raises ConfigError at the start, not with the first alert
+        client_options(kafka)  # raises ConfigError at start-up, not with the first alert
 
     def send(self, alerts: list[Alert]) -> None:
         asyncio.run_coroutine_threadsafe(self._send(alerts), self._loop).result()
 
     async def _send(self, alerts: list[Alert]) -> None:
         try:
-            async with asyncio.timeout(3 * ANSWER_S):
+            async with asyncio.timeout(3 * REQUEST_TIMEOUT_S):
                 if self._producer is None:
                     await ensure_topics(self._kafka, [self._kafka.alerts])
-                    self._producer = AIOKafkaProducer(**connection(self._kafka), enable_idempotence=True)
+                    self._producer = AIOKafkaProducer(**client_options(self._kafka), enable_idempotence=True)
                     await self._producer.start()
                 sent = [await self._producer.send(self._kafka.alerts, **alert_record(alert)) for alert in alerts]
                 await asyncio.gather(*sent)
@@ -116,7 +106,7 @@ class KafkaSink:
             raise
 
     async def close(self) -> None:
-        """Lets go of the client; the next alert makes another."""
+        """Stops the client; the next alert starts a new one."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            await put_away(producer)
+            await stop_client(producer)

@@ -1,7 +1,7 @@
-"""The broker: how it is reached, and the topics that are made where they are missing.
+"""The broker: how clients connect to it, and which topics are created on it.
 
-A broker that is away is waited for, never fatal; what is wrong with the configuration is. No error text of ours or of
-aiokafka holds a password: it goes into the client and nowhere else.
+An unreachable broker is waited for; an invalid configuration is fatal. No error text of ours or of aiokafka contains a
+password: it goes into the client and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from monitor.runtime.snapshots import MAX_BYTES as MAX_SNAPSHOT_BYTES
 
 logger = logging.getLogger(__name__)
 
-ANSWER_S = 10.0  # that a broker has to answer a question
-ENVELOPE_BYTES = 1 << 20  # for keys, headers and batch around a value
+REQUEST_TIMEOUT_S = 10.0
+ENVELOPE_BYTES = 1 << 20  # room for keys, headers and the batch around a value
 MAX_REQUEST_BYTES = max(MAX_SNAPSHOT_BYTES, 2 * MAX_VALUE_BYTES) + ENVELOPE_BYTES
 DAY_MS = 24 * 3600 * 1000
 
@@ -35,13 +35,13 @@ class Stoppable(Protocol):
     async def stop(self) -> None: ...
 
 
-def dlq_of(topic: str) -> str:
-    """Where the bad records of a topic go."""
+def dead_letter_topic(topic: str) -> str:
+    """The topic for the bad records of a topic."""
     return f"{topic}.dlq"
 
 
-def connection(settings: KafkaSettings) -> dict[str, Any]:
-    """What every client of aiokafka is given; ConfigError where the settings do not make a connection."""
+def client_options(settings: KafkaSettings) -> dict[str, Any]:
+    """The options that every aiokafka client needs. Raises ConfigError for invalid settings."""
     if not settings.bootstrap:
         raise ConfigError("no broker is configured; set kafka.bootstrap to host:port.")
     options: dict[str, Any] = {
@@ -67,7 +67,8 @@ def _tls(settings: KafkaSettings) -> ssl.SSLContext:
             context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"kafka.ssl_cafile, ssl_certfile and ssl_keyfile make no TLS ({error.strerror or error}); name PEM files."
+            "kafka.ssl_cafile, ssl_certfile and ssl_keyfile are not usable for TLS "
+            f"({error.strerror or error}); name PEM files."
         ) from error
     return context
 
@@ -80,30 +81,30 @@ def _password(settings: KafkaSettings) -> str:
     try:
         return settings.sasl_password_file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{settings.sasl_password_file}: the password of SASL cannot be read from it.") from error
+        raise ConfigError(f"{settings.sasl_password_file}: cannot read the SASL password.") from error
 
 
 async def ensure_topics(settings: KafkaSettings, names: Sequence[str]) -> None:
-    """Makes those that are missing, each as it must be. Raises Unreachable, or ConfigError where it may not."""
-    client = AIOKafkaAdminClient(**connection(settings), request_timeout_ms=int(ANSWER_S * 1000))
+    """Creates the missing topics, each with its configuration. Raises Unreachable, or ConfigError if it may not."""
+    client = AIOKafkaAdminClient(**client_options(settings), request_timeout_ms=int(REQUEST_TIMEOUT_S * 1000))
     try:
-        async with asyncio.timeout(3 * ANSWER_S):
+        async with asyncio.timeout(3 * REQUEST_TIMEOUT_S):
             await client.start()
-            there = {topic["topic"]: len(topic["partitions"]) for topic in await client.describe_topics()}
-            await _create(client, [_new(settings, name, there) for name in names if name not in there])
-            await _match_partitions(client, settings, there)
+            existing = {topic["topic"]: len(topic["partitions"]) for topic in await client.describe_topics()}
+            await _create(client, [_new_topic(settings, name, existing) for name in names if name not in existing])
+            await _grow_state_topic(client, settings, existing)
     except (KafkaError, OSError, TimeoutError) as error:
         raise Unreachable(
-            f"the broker at {settings.bootstrap} does not answer ({in_words(error)}); "
-            "is kafka.bootstrap right, and does it run?"
+            f"the broker at {settings.bootstrap} does not answer ({error_text(error)}); "
+            "check kafka.bootstrap, and that the broker is running."
         ) from error
     finally:
         await client.close()
 
 
 async def partitions_of(settings: KafkaSettings, topic: str) -> list[int]:
-    """The partitions of a topic; none where it is missing. A consumer knows only those of its own topics."""
-    client = AIOKafkaAdminClient(**connection(settings), request_timeout_ms=int(ANSWER_S * 1000))
+    """The partitions of a topic; none if it is missing. (A consumer knows only those of its own topics.)"""
+    client = AIOKafkaAdminClient(**client_options(settings), request_timeout_ms=int(REQUEST_TIMEOUT_S * 1000))
     try:
         await client.start()
         return [one["partition"] for found in await client.describe_topics([topic]) for one in found["partitions"]]
@@ -111,29 +112,30 @@ async def partitions_of(settings: KafkaSettings, topic: str) -> list[int]:
         await client.close()
 
 
-async def put_away(client: Stoppable) -> None:
-    """Stops a client within seconds, whatever it says: a broker that is away must not keep us.
+async def stop_client(client: Stoppable) -> None:
+    """Stops a client within seconds, even if the broker is unreachable.
 
-    In a task of its own: aiokafka lets the cancellation of its own tasks out of `stop`, which must not look like ours.
+    In a task of its own: `stop` may raise the CancelledError of aiokafka's own tasks, which must not look like ours.
     """
     stopping = asyncio.create_task(client.stop())
-    await asyncio.wait({stopping}, timeout=ANSWER_S)
+    await asyncio.wait({stopping}, timeout=REQUEST_TIMEOUT_S)
     if not stopping.cancel() and not stopping.cancelled() and (error := stopping.exception()) is not None:
-        logger.debug("a client did not stop well: %s", in_words(error))
+        logger.debug("a client failed to stop: %s", error_text(error))
 
 
-def in_words(error: BaseException) -> str:
-    """The error in few words; aiokafka's own may be a class name alone."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+def error_text(error: BaseException) -> str:
+    """The error with its class name, which may be all that aiokafka says."""
+    name, text = type(error).__name__, str(error)
+    return text if text.startswith(name) else f"{name}: {text}" if text else name
 
 
-def _new(settings: KafkaSettings, name: str, there: dict[str, int]) -> NewTopic:
+def _new_topic(settings: KafkaSettings, name: str, existing: dict[str, int]) -> NewTopic:
     partitions, config = settings.partitions, {}
     if name == settings.frames:
         config = {"retention.ms": str(DAY_MS)}
     elif name == settings.state:
-        # State p is that of frames p. Small segments: what is not compacted yet is read at every take-over.
-        partitions = there.get(settings.frames, settings.partitions)
+        # Partition p has the state of frames p. Small segments: each new owner reads what is not compacted yet.
+        partitions = existing.get(settings.frames, settings.partitions)
         config = {
             "cleanup.policy": "compact",
             "segment.bytes": str(32 << 20),
@@ -143,7 +145,7 @@ def _new(settings: KafkaSettings, name: str, there: dict[str, int]) -> NewTopic:
         }
     elif name == settings.channels:
         config = {"cleanup.policy": "compact"}
-    elif name == dlq_of(settings.frames):
+    elif name == dead_letter_topic(settings.frames):
         partitions, config = 1, {"max.message.bytes": str(MAX_REQUEST_BYTES), "retention.ms": str(7 * DAY_MS)}
     elif name == settings.alerts:
         config = {"retention.ms": str(30 * DAY_MS)}
@@ -157,31 +159,33 @@ async def _create(client: AIOKafkaAdminClient, topics: list[NewTopic]) -> None:
     for name, code, *_ in reply.topic_errors:
         kind = for_code(code)
         if code and kind is not TopicAlreadyExistsError:
-            raise ConfigError(f"topic {name} is missing and cannot be made ({kind.__name__}); make it on the broker.")
-    logger.info("topics made: %s", ", ".join(topic.name for topic in topics))
+            raise ConfigError(
+                f"topic {name} is missing and cannot be created ({kind.__name__}); create it on the broker."
+            )
+    logger.info("created topics: %s", ", ".join(topic.name for topic in topics))
 
 
-async def _match_partitions(client: AIOKafkaAdminClient, settings: KafkaSettings, there: dict[str, int]) -> None:
+async def _grow_state_topic(client: AIOKafkaAdminClient, settings: KafkaSettings, existing: dict[str, int]) -> None:
     """Gives the topic of state as many partitions as that of frames has."""
-    frames, state = there.get(settings.frames, 0), there.get(settings.state, 0)
+    frames, state = existing.get(settings.frames, 0), existing.get(settings.state, 0)
     if 0 < state < frames:
         await client.create_partitions({settings.state: NewPartitions(frames)})
-        logger.info("topic %s has %d partitions now, as %s has", settings.state, frames, settings.frames)
+        logger.info("topic %s has %d partitions now, as many as %s", settings.state, frames, settings.frames)
 
 
-async def until_reached(
-    work: Callable[[], Awaitable[None]], tell: Callable[[str | None], None], stop: asyncio.Event
+async def retry_until_reached(
+    work: Callable[[], Awaitable[None]], report_problem: Callable[[str | None], None], stop: asyncio.Event
 ) -> bool:
-    """Does the work as soon as the broker can be reached; False where `stop` came first. Complaints are told."""
+    """Does the work, with retries until the broker is reached; False if `stop` came first."""
     backoff = Backoff()
     while not stop.is_set():
         try:
             await work()
-            tell(None)
+            report_problem(None)
             return True
         except (Unreachable, KafkaError) as error:
             if backoff.is_first:
-                logger.error("%s; trying until it does", str(error).rstrip("."))
-            tell(str(error))
+                logger.error("%s; retrying", str(error).rstrip("."))
+            report_problem(str(error))
         await backoff.wait(stop)
     return False

@@ -1,8 +1,8 @@
-"""Channels that many `ingest` processes share: a compacted topic whose partitions the group protocol spreads.
+"""Channel assignment: `ingest` processes share the channels of a compacted topic through the group protocol.
 
-A record's key is the channel's name and its value the channel as JSON; a record without a value removes it. Who has
-a partition reads all of it, from its beginning, and watches the channels that are left; who loses it stops them
-first. Nobody commits anything: the topic itself is the list.
+A record's key is the channel's name and its value the channel as JSON; a record without a value removes it. The owner
+of a partition reads all of it, from its beginning, and runs the channels that remain; after a loss it stops them. No
+offset is committed: the topic itself is the list.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from pydantic import ValidationError
 from monitor.config.settings import ChannelSettings, KafkaSettings
 from monitor.errors import ConfigError, Unreachable
 from monitor.kafka.broker import (
-    ANSWER_S,
-    connection,
+    REQUEST_TIMEOUT_S,
+    client_options,
     ensure_topics,
-    in_words,
+    error_text,
     partitions_of,
-    put_away,
+    stop_client,
 )
 from monitor.kafka.records import MS
 from monitor.ops.backoff import Backoff
@@ -42,30 +42,30 @@ POLL_MS = 500
 
 
 class ChannelAssignment(ConsumerRebalanceListener):  # type: ignore[misc]
-    """This process's share of the channels, as the roster's."""
+    """Runs this process's share of the channels in its roster."""
 
     def __init__(
         self,
         kafka: KafkaSettings,
         roster: ChannelRoster,
         metrics: Metrics,
-        complain: Callable[[str | None], None],
+        report_problem: Callable[[str | None], None],
         moved: set[str],
     ) -> None:
         self._kafka = kafka
         self._roster = roster
         self._metrics = metrics
-        self._complain = complain
-        self._moved = moved  # channels that are stopped here for another member to go on with
-        self._mine: dict[TopicPartition, dict[str, ChannelSettings]] = {}
+        self._report_problem = report_problem
+        self._moved = moved  # channels that stop here because another process takes them over
+        self._assigned: dict[TopicPartition, dict[str, ChannelSettings]] = {}
         self._updating = asyncio.Lock()
 
     async def run(self) -> None:
-        """Works until cancelled; while the broker is away the channels go on."""
+        """Runs until cancelled; the channels continue while the broker is unreachable."""
         backoff = Backoff()
         while True:
             consumer = AIOKafkaConsumer(
-                **connection(self._kafka),
+                **client_options(self._kafka),
                 group_id=f"{self._kafka.group}.ingest",
                 group_instance_id=self._kafka.instance,
                 enable_auto_commit=False,
@@ -77,53 +77,53 @@ class ChannelAssignment(ConsumerRebalanceListener):  # type: ignore[misc]
             )
             try:
                 await consumer.start()
-                self._complain(None)
+                self._report_problem(None)
                 consumer.subscribe([self._kafka.channels], listener=self)
                 backoff.reset()
                 while True:
                     await self._poll(consumer)
             except (KafkaError, OSError) as error:
-                logger.error("the list of channels cannot be read: %s", in_words(error))
-                self._complain(f"the list of channels cannot be read ({in_words(error)})")
+                logger.error("cannot read the list of channels: %s", error_text(error))
+                self._report_problem(f"cannot read the list of channels ({error_text(error)})")
             finally:
-                await put_away(consumer)
+                await stop_client(consumer)
             await backoff.wait()
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        """Channels stay on air over a rebalance: who keeps them misses nothing."""
+        """Nothing: channels that stay here are not interrupted by a rebalance."""
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
         self._metrics.kafka_rebalances.inc()
-        mine = set(assigned)
-        self._metrics.kafka_partitions.set(len(mine))
-        gone = {name for partition in self._mine.keys() - mine for name in self._mine[partition]}
-        self._mine = {partition: self._mine.get(partition, {}) for partition in mine}
-        self._moved |= gone
+        partitions = set(assigned)
+        self._metrics.kafka_partitions.set(len(partitions))
+        lost = {name for partition in self._assigned.keys() - partitions for name in self._assigned[partition]}
+        self._assigned = {partition: self._assigned.get(partition, {}) for partition in partitions}
+        self._moved |= lost
         await self._update()
-        self._moved -= gone
+        self._moved -= lost
 
     async def _poll(self, consumer: AIOKafkaConsumer) -> None:
         changed = False
         for partition, records in (await consumer.getmany(timeout_ms=POLL_MS)).items():
             for record in records:
-                changed |= self._note(partition, record.key, record.value)
+                changed |= self._apply(partition, record.key, record.value)
         if changed and await _is_at_end(consumer):
             await self._update()
 
     async def _update(self) -> None:
         async with self._updating:
-            wanted = {name: channel for channels in self._mine.values() for name, channel in channels.items()}
+            wanted = {name: channel for channels in self._assigned.values() for name, channel in channels.items()}
             await self._roster.update(list(wanted.values()))
 
-    def _note(self, partition: TopicPartition, key: bytes | None, value: bytes | None) -> bool:
+    def _apply(self, partition: TopicPartition, key: bytes | None, value: bytes | None) -> bool:
         """Whether the record changed anything."""
-        name, channels = (key or b"").decode("utf-8", "replace"), self._mine.setdefault(partition, {})
+        name, channels = (key or b"").decode("utf-8", "replace"), self._assigned.setdefault(partition, {})
         if value is None:
             return channels.pop(name, None) is not None
         try:
-            channel = parsed(name, value)
+            channel = parse_channel(name, value)
         except (ValidationError, ValueError):
-            logger.error("a channel of the topic %s is written wrongly and left out", partition.topic)
+            logger.error("a channel of the topic %s is invalid; skipped", partition.topic)
             return False
         changed = channels.get(name) != channel
         channels[name] = channel
@@ -131,7 +131,7 @@ class ChannelAssignment(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 async def _is_at_end(consumer: AIOKafkaConsumer) -> bool:
-    """Whether all was read that there is: an old version of a channel is not begun."""
+    """Whether everything was read, so that no outdated version of a channel is started."""
     for partition in consumer.assignment():
         end = consumer.highwater(partition)
         if end is None or await consumer.position(partition) < end:
@@ -139,8 +139,8 @@ async def _is_at_end(consumer: AIOKafkaConsumer) -> bool:
     return True
 
 
-def parsed(name: str, value: bytes) -> ChannelSettings:
-    """The channel of a record; ValidationError or ValueError where it is none, or would open a file of ours."""
+def parse_channel(name: str, value: bytes) -> ChannelSettings:
+    """The channel in a record. Raises ValidationError or ValueError if it is invalid or names a local file."""
     channel = ChannelSettings.model_validate_json(value)
     if channel.name != name or _is_file(channel):
         raise ValueError("expected a network address and the channel's name as key")
@@ -152,49 +152,49 @@ def _is_file(channel: ChannelSettings) -> bool:
 
 
 def refuse_files(channel: ChannelSettings) -> None:
-    """Raises ConfigError: a file is here, and who watches the channel is elsewhere."""
+    """Raises ConfigError for a file: other machines cannot open it."""
     if _is_file(channel):
-        raise ConfigError("a channel that is shared needs a network address, not a file.")
+        raise ConfigError("a shared channel needs a network address, not a file.")
 
 
 async def remove_channels(kafka: KafkaSettings, names: Sequence[str]) -> None:
-    """Takes channels out of the topic. Raises ConfigError where one is not in it, and removes none then."""
-    there = {channel.name for channel in await shared_channels(kafka)}
+    """Removes channels from the topic. Raises ConfigError if one is not in it; then none is removed."""
+    shared = {channel.name for channel in await shared_channels(kafka)}
     for name in names:
-        if name not in there:
-            raise ConfigError(f"no channel {name} is shared; `copywatch channels list --kafka` shows those that are.")
+        if name not in shared:
+            raise ConfigError(f"there is no shared channel {name}; `copywatch channels list --kafka` lists them.")
     for name in names:
-        await put_channel(kafka, name, None)
+        await write_channel(kafka, name, None)
 
 
-def written(channel: ChannelSettings) -> bytes:
-    """The value of a channel's record: with its credentials, which who watches it needs."""
+def channel_value(channel: ChannelSettings) -> bytes:
+    """The value of a channel's record, with the credentials that its `ingest` process needs."""
     values = {"name": channel.name, "url": channel.url, "mode": channel.mode, "allow": list(channel.allow)}
     return json.dumps(values).encode()
 
 
-async def put_channel(kafka: KafkaSettings, name: str, channel: ChannelSettings | None) -> None:
+async def write_channel(kafka: KafkaSettings, name: str, channel: ChannelSettings | None) -> None:
     """Writes a channel into the topic, or removes it. Raises Unreachable."""
     await ensure_topics(kafka, [kafka.channels])
-    producer = AIOKafkaProducer(**connection(kafka), enable_idempotence=True)
+    producer = AIOKafkaProducer(**client_options(kafka), enable_idempotence=True)
     try:
-        async with asyncio.timeout(ANSWER_S):
+        async with asyncio.timeout(REQUEST_TIMEOUT_S):
             await producer.start()
-            value = None if channel is None else written(channel)
+            value = None if channel is None else channel_value(channel)
             await producer.send_and_wait(kafka.channels, value, key=name.encode())
     except (KafkaError, OSError, TimeoutError) as error:
-        raise Unreachable(f"the broker at {kafka.bootstrap} does not take it ({in_words(error)}).") from error
+        raise Unreachable(f"the broker at {kafka.bootstrap} does not accept it ({error_text(error)}).") from error
     finally:
-        await put_away(producer)
+        await stop_client(producer)
 
 
 async def shared_channels(kafka: KafkaSettings) -> list[ChannelSettings]:
     """All channels of the topic, by name. Raises Unreachable."""
     await ensure_topics(kafka, [kafka.channels])
     found: dict[str, ChannelSettings] = {}
-    consumer = AIOKafkaConsumer(**connection(kafka), auto_offset_reset="earliest")
+    consumer = AIOKafkaConsumer(**client_options(kafka), auto_offset_reset="earliest")
     try:
-        async with asyncio.timeout(3 * ANSWER_S):
+        async with asyncio.timeout(3 * REQUEST_TIMEOUT_S):
             await consumer.start()
             partitions = [TopicPartition(kafka.channels, n) for n in await partitions_of(kafka, kafka.channels)]
             consumer.assign(partitions)
@@ -206,9 +206,9 @@ async def shared_channels(kafka: KafkaSettings) -> list[ChannelSettings]:
                         name = (record.key or b"").decode("utf-8", "replace")
                         found.pop(name, None)
                         with suppress(ValidationError, ValueError):
-                            found |= {name: parsed(name, record.value)} if record.value is not None else {}
+                            found |= {name: parse_channel(name, record.value)} if record.value is not None else {}
     except (KafkaError, OSError, TimeoutError) as error:
-        raise Unreachable(f"the broker at {kafka.bootstrap} does not answer ({in_words(error)}).") from error
+        raise Unreachable(f"the broker at {kafka.bootstrap} does not answer ({error_text(error)}).") from error
     finally:
-        await put_away(consumer)
+        await stop_client(consumer)
     return [found[name] for name in sorted(found)]

@@ -1,24 +1,25 @@
-"""The frame record: one second of a channel as it travels through Kafka, written by us or by anybody.
+"""The records of the topics of frames, dead letters and alerts. A frame record is one second of a channel:
 
     key      the channel's name
     value    a JPEG, PNG or WebP picture; or a feature row, 512 numbers of 16 or 32 bits, little-endian
     headers  pts_ms        stream time of the picture (required)
-             content-type  image/jpeg, image/png, image/webp, application/x-copywatch-f16 or -f32; that of an empty
-                           record, application/x-copywatch-end, says that the stream has ended
-             ts_ms         when it was seen, in milliseconds since 1970; the record's own time when left out
-             epoch         UTC of stream time 0 (RFC 3339), or any other word that names an unbroken clock; left out,
-                           the reader tells by pts_ms and ts_ms when a clock is broken
-             encoder       of a feature row: who made it; informative: 0 where the picture showed nothing
-             held          1 where the picture is that of the second before (key pictures only are decoded)
-             age_ms        how long before the middle of its second such a key picture was on air
-             gap           why seconds before this one are missing; began_ms: stream time 0 as it is known by now
+             content-type  image/jpeg, image/png, image/webp, application/x-copywatch-f16 or -f32; an empty record
+                           with application/x-copywatch-end marks the end of the stream (required)
+             ts_ms         arrival time in milliseconds since 1970; default: the record's own time
+             epoch         UTC of stream time 0 (RFC 3339), or any other name of a continuous clock; without it,
+                           the reader detects clock breaks from pts_ms and ts_ms
+             encoder       of a feature row: the id of its encoder; informative: 0 for a blank picture
+             held          1 if the picture is that of the previous second (only key frames are decoded)
+             age_ms        time from such a key frame to the middle of its second
+             gap           why the seconds before this one are missing; began_ms: the best estimate of stream time 0
 
-What comes is not trusted: whatever cannot be used raises BadRecord, with a word to count it by and a sentence.
+Any producer may write frame records, so nothing in them is trusted: an unusable one raises BadRecord.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import re
 import struct
 from collections.abc import Iterable
@@ -38,22 +39,23 @@ from reference_db.media.frames import MAX_HOLD_S, MAX_LONG_SIDE, MAX_PIXELS, PIC
 from reference_db.media.jpeg import encode_jpeg
 from reference_db.store.references import FEATURE_SIZE
 
-if TYPE_CHECKING:  # commands that list channels need no decoder
+if TYPE_CHECKING:  # commands that list channels need neither alerts nor a decoder
+    from monitor.alerting.alerts import Alert
     from monitor.ingest.sources import Sample
 
-MAX_VALUE_BYTES = 8 << 20  # a picture of a second is some 10 kB
+MAX_VALUE_BYTES = 8 << 20  # a usual picture has 10 kB
 JPEG_QUALITY = 90
 CHANNEL = re.compile(CHANNEL_NAME)
-F16, F32, END = "application/x-copywatch-f16", "application/x-copywatch-f32", "application/x-copywatch-end"
+F16, END = "application/x-copywatch-f16", "application/x-copywatch-end"
 FORMATS = {"image/jpeg": "JPEG", "image/png": "PNG", "image/webp": "WEBP"}
-MAX_AHEAD_S = 600.0  # of its own wall clock that a stream second may be: beyond, one record would silence a channel
+MAX_AHEAD_S = 600.0  # of a stream second before its wall clock: one record further ahead would block a channel
 MS = 1000
 
 Headers = list[tuple[str, bytes]]
 
 
 class KafkaRecord(Protocol):
-    """What aiokafka hands over."""
+    """A record as aiokafka returns it."""
 
     @property
     def topic(self) -> str: ...
@@ -72,10 +74,10 @@ class KafkaRecord(Protocol):
 
 
 class BadRecord(MonitorError):
-    """A record that cannot be used; `reason` is the word to count it by."""
+    """An unusable record; `reason` is its label in metrics."""
 
-    def __init__(self, reason: str, words: str) -> None:
-        super().__init__(words)
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
         self.reason = reason
 
 
@@ -103,7 +105,7 @@ class _Headers(BaseModel):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrameRecord:
-    """One second of a channel, read and checked. Neither picture nor row: the stream has ended."""
+    """One second of a channel, parsed and checked. Without picture and row it is the end of the stream."""
 
     channel: str
     pts_ms: int
@@ -122,28 +124,28 @@ class FrameRecord:
         return self.picture is None and self.encoded is None
 
 
-Shown = dict[str, tuple[bytes, NDArray[np.uint8]]]  # the last picture of each channel, and its bytes
+LastPictures = dict[str, tuple[bytes, NDArray[np.uint8]]]  # by channel: the bytes of the last picture, and the picture
 
 
-def read(record: KafkaRecord, encoder_id: str, shown: Shown) -> FrameRecord:
-    """The second that a record shows; `encoder_id` is the only one whose rows are taken. Raises BadRecord.
+def parse_record(record: KafkaRecord, encoder_id: str, last_pictures: LastPictures) -> FrameRecord:
+    """The second in a record. Feature rows are accepted from encoder `encoder_id` only. Raises BadRecord.
 
-    A picture that is the same as the channel's last in `shown` is that very object, so that it is encoded once.
+    A picture equal to the channel's last is returned as the same object, so that it is encoded once.
     """
     channel = _channel(record.key)
     value = record.value or b""
     if len(value) > MAX_VALUE_BYTES:
-        raise BadRecord("too_large", f"the value has {len(value)} bytes, and {MAX_VALUE_BYTES} are the most")
+        raise BadRecord("too_large", f"the value has {len(value)} bytes; the limit is {MAX_VALUE_BYTES}")
     headers = _headers(record.headers)
     seen_at = datetime.fromtimestamp((headers.ts_ms if headers.ts_ms is not None else record.timestamp) / MS, UTC)
     began_at = _began_at(headers, seen_at)
     picture: NDArray[np.uint8] | None = None
     encoded: EncodedFrame | None = None
     if headers.content_type in FORMATS:
-        before, picture = shown.get(channel, (b"", None))
-        if picture is None or before != value:
-            picture = decode(value, FORMATS[headers.content_type])
-            shown[channel] = value, picture
+        last_value, picture = last_pictures.get(channel, (b"", None))
+        if picture is None or last_value != value:
+            picture = decode_picture(value, FORMATS[headers.content_type])
+            last_pictures[channel] = value, picture
     elif headers.content_type != END:
         encoded = _row(value, headers, encoder_id), headers.informative
     return FrameRecord(
@@ -166,7 +168,7 @@ def _channel(key: bytes | None) -> str:
         raise BadRecord("no_key", "the record has no key; it must be the channel's name")
     name = key.decode("utf-8", "replace")
     if not CHANNEL.fullmatch(name):
-        raise BadRecord("bad_key", f"the key {name[:80]!r} names no channel: letters, digits, dot, dash, underscore")
+        raise BadRecord("bad_key", f"the key {name[:80]!r} is no channel name: letters, digits, dot, dash, underscore")
     return name
 
 
@@ -174,26 +176,26 @@ def _headers(headers: Iterable[tuple[str, bytes]]) -> _Headers:
     try:
         return _Headers.model_validate({name: value.decode() for name, value in headers if value is not None})
     except UnicodeDecodeError:
-        raise BadRecord("headers", "a header is no UTF-8 text") from None
+        raise BadRecord("headers", "a header is not UTF-8 text") from None
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise BadRecord("headers", f"the headers are wrong: {wrong}") from None
+        problems = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise BadRecord("headers", f"invalid headers: {problems}") from None
 
 
 def _began_at(headers: _Headers, seen_at: datetime) -> datetime | None:
-    """The wall time of stream time 0, where it is told."""
+    """The wall time of stream time 0, if the headers have it."""
     began_at = None
     if headers.began_ms is not None:
         began_at = datetime.fromtimestamp(headers.began_ms / MS, UTC)
     elif headers.epoch is not None:
         began_at = epoch_time(headers.epoch)
     if began_at is not None and began_at.timestamp() + headers.pts_ms / MS > seen_at.timestamp() + MAX_AHEAD_S:
-        raise BadRecord("clock", "epoch and pts_ms lie in the future of ts_ms")
+        raise BadRecord("clock", "epoch and pts_ms are after ts_ms")
     return began_at
 
 
 def epoch_time(epoch: str) -> datetime | None:
-    """The moment that an epoch is named by; None where its name is another word."""
+    """The time that an epoch is named after; None for any other name."""
     try:
         moment = datetime.fromisoformat(epoch)
     except ValueError:
@@ -203,7 +205,7 @@ def epoch_time(epoch: str) -> datetime | None:
 
 def _row(value: bytes, headers: _Headers, encoder_id: str) -> NDArray[np.float32]:
     if headers.encoder != encoder_id:
-        raise BadRecord("encoder", f"the row was made by {headers.encoder}, and {encoder_id} is in use here")
+        raise BadRecord("encoder", f"the row is from encoder {headers.encoder}; {encoder_id} is in use")
     dtype = np.dtype("<f2") if headers.content_type == F16 else np.dtype("<f4")
     if len(value) != FEATURE_SIZE * dtype.itemsize:
         raise BadRecord("features", f"a row has {FEATURE_SIZE * dtype.itemsize} bytes, not {len(value)}")
@@ -213,13 +215,13 @@ def _row(value: bytes, headers: _Headers, encoder_id: str) -> NDArray[np.float32
     return row
 
 
-def decode(value: bytes, format: str) -> NDArray[np.uint8]:
-    """The picture, RGB, no larger than the encoder looks at. Its size is checked before anything is unpacked."""
+def decode_picture(value: bytes, format: str) -> NDArray[np.uint8]:
+    """The picture as RGB, no larger than the encoder needs. Its size is checked before it is decoded."""
     try:
         with Image.open(io.BytesIO(value), formats=[format]) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
-                raise BadRecord("too_many_pixels", f"the picture claims {width}x{height}; 8192x4352 are the most")
+                raise BadRecord("too_many_pixels", f"the picture claims {width}x{height}; the limit is 8192x4352")
             if min(width, height) < 1:
                 raise BadRecord("not_a_picture", "the picture is empty")
             scale = min(1.0, PICTURE_SHORT_SIDE / min(width, height))
@@ -231,37 +233,37 @@ def decode(value: bytes, format: str) -> NDArray[np.uint8]:
                 picture = picture.resize(size, Image.Resampling.BOX)
             return np.array(picture, np.uint8)
     except Image.DecompressionBombError as error:  # Pillow's own limit, far above ours
-        raise BadRecord("too_many_pixels", "the picture claims too many pixels; 8192x4352 are the most") from error
+        raise BadRecord("too_many_pixels", "the picture claims too many pixels; the limit is 8192x4352") from error
     except (OSError, UnidentifiedImageError, ValueError, SyntaxError, struct.error) as e:
-        raise BadRecord("not_a_picture", f"the value is no whole {format} picture ({type(e).__name__})") from e
+        raise BadRecord("not_a_picture", f"the value is not a complete {format} picture ({type(e).__name__})") from e
 
 
 def _scaled(side: int, scale: float) -> int:
     return min(MAX_LONG_SIDE, max(1, round(side * scale)))
 
 
-ImageFile.LOAD_TRUNCATED_IMAGES = False  # the default; a torn picture is a bad record
+ImageFile.LOAD_TRUNCATED_IMAGES = False  # the default; a truncated picture is a bad record
 
 
 def dead_letter(record: KafkaRecord, bad: BadRecord) -> dict[str, Any]:
-    """What is sent to the topic of dead letters: the record as it came, and why."""
-    about = {
+    """The record for the topic of dead letters: the original with the reason in its headers."""
+    fields = {
         "topic": record.topic,
         "partition": str(record.partition),
         "offset": str(record.offset),
-        "stage": "read",
+        "stage": "parse_record",
         "reason": bad.reason,
         "exception.class.name": type(bad).__name__,
         "exception.message": str(bad),
     }
-    headers = [*record.headers, *((f"copywatch.errors.{name}", text.encode()) for name, text in about.items())]
+    headers = [*record.headers, *((f"copywatch.errors.{name}", text.encode()) for name, text in fields.items())]
     return {"key": record.key, "value": record.value if record.value is not None else b"", "headers": headers}
 
 
-def record_of(sample: Sample, encoded: EncodedFrame | None = None, encoder_id: str = "") -> dict[str, Any]:
-    """Key, value, headers and time of a sample's record: its picture, or its feature row where one is given."""
+def sample_record(sample: Sample, encoded: EncodedFrame | None = None, encoder_id: str = "") -> dict[str, Any]:
+    """The frame record of a sample: with its picture, or with its feature row if given."""
     epoch, ts_ms = sample.epoch, round(sample.arrived_at.timestamp() * MS)
-    # The middle of the second, as the picture stands for it; its own time may be raw.
+    # The middle of the second, which the picture represents; the frame's own time may be raw.
     headers: Headers = [("pts_ms", str(sample.second * MS + MS // 2).encode()), ("ts_ms", str(ts_ms).encode())]
     headers.append(("epoch", epoch.name.encode()))
     if epoch.began_at is not None:
@@ -276,15 +278,24 @@ def record_of(sample: Sample, encoded: EncodedFrame | None = None, encoder_id: s
         headers.append(("content-type", b"image/jpeg"))
     else:
         row, informative = encoded
-        value = row.astype("<f2").tobytes()  # as precise as rows are compared
+        value = row.astype("<f2").tobytes()  # the precision at which rows are compared
         headers += [("content-type", F16.encode()), ("encoder", encoder_id.encode())]
         headers.append(("informative", str(int(informative)).encode()))
     return {"key": sample.epoch.channel.encode(), "value": value, "headers": headers, "timestamp_ms": ts_ms}
 
 
-def end_of(channel: str, pts_ms: int, epoch: str, at: datetime) -> dict[str, Any]:
-    """The record that says that a stream has ended, after its last second."""
+def end_record(channel: str, pts_ms: int, epoch: str, at: datetime) -> dict[str, Any]:
+    """The frame record that ends a stream, after its last second."""
     ts_ms = round(at.timestamp() * MS)
     headers = [("pts_ms", str(pts_ms).encode()), ("ts_ms", str(ts_ms).encode()), ("epoch", epoch.encode())]
     headers.append(("content-type", END.encode()))
     return {"key": channel.encode(), "value": b"", "headers": headers, "timestamp_ms": ts_ms}
+
+
+def alert_record(alert: Alert) -> dict[str, Any]:
+    """The record of one event of an alert."""
+    return {
+        "key": alert.channel.encode(),
+        "value": json.dumps(alert.as_dict(), ensure_ascii=False).encode(),
+        "headers": [("id", alert.id.encode()), ("type", alert.type.encode())],
+    }

@@ -1,9 +1,9 @@
-"""The role `ingest`: channels in, one record a second of each out to the topic of frames.
+"""The role `ingest`: channels in, one record per second of each out to the topic of frames.
 
-Decoding is that of `serve`: a killable child and a buffer per channel. Each channel sends its next second when the
-broker has the last one, so seconds stay in order and nothing piles up: while the broker is away the channel's own
-buffer fills, and then forgets its oldest seconds, each counted. Channels come from the configuration, or from the
-compacted topic of channels, whose partitions the members of a group share out (`sharing.py`).
+Decoding is that of `serve`: a child process and a buffer per channel. A channel sends its next second once the broker
+has stored the last one, so seconds stay in order and nothing piles up: while the broker is unreachable the channel's
+buffer fills, then drops and counts its oldest seconds. Channels come from the configuration, or from the compacted
+topic of channels, which the members of a group share (`channel_assignment.py`).
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from monitor import __version__
 from monitor.config.settings import ChannelSettings, KafkaSettings, Settings
 from monitor.ingest.sources import Sample, Source
 from monitor.kafka.broker import (
-    ANSWER_S,
-    connection,
+    REQUEST_TIMEOUT_S,
+    client_options,
     ensure_topics,
-    in_words,
-    put_away,
-    until_reached,
+    error_text,
+    retry_until_reached,
+    stop_client,
 )
 from monitor.kafka.channel_assignment import ChannelAssignment
-from monitor.kafka.records import MAX_VALUE_BYTES, MS, end_of, record_of
+from monitor.kafka.records import MAX_VALUE_BYTES, MS, end_record, sample_record
 from monitor.ops.backoff import Backoff
 from monitor.ops.health import Health, set_problem
 from monitor.ops.metrics import Metrics
@@ -47,10 +47,10 @@ from reference_db.features.encoder import Encoder, is_informative, load_encoder
 
 logger = logging.getLogger(__name__)
 
-LAST_S = 5.0  # that the last records may take when we stop
-GIVE_UP_S = 60.0  # without an answer, after which the client is made anew
-SILENT = "the broker does not take records (it does not answer)"
-PACKERS = 1  # threads that compress pictures or encode them
+STOP_TIMEOUT_S = 5.0  # for the last records when the process stops
+GIVE_UP_S = 60.0  # without an answer, after which the client is replaced
+NO_ANSWER = "the broker does not accept records (it does not answer)"
+ENCODERS = 1  # threads that compress or encode pictures
 
 
 async def ingest(
@@ -65,24 +65,26 @@ async def ingest(
 ) -> None:
     """Publishes every channel until SIGTERM, SIGINT or `stop`: pictures, or feature rows with `features`.
 
-    With `shared` the channels are those of the topic, spread over all who run so; else those of the settings.
+    With `shared` the channels are those of the topic, spread over all processes that share them; else those of the
+    settings.
     """
     stop = stop or asyncio.Event()
     stop_on_signals(stop)
     kafka, metrics, problems = settings.kafka, Metrics(CollectorRegistry()), dict[str, str]()
-    complain = partial(set_problem, problems, "kafka")
+    report_problem = partial(set_problem, problems, "kafka")
+    logger.info("loading the encoder")
     encoder = await asyncio.to_thread(load_encoder, settings.encoder, threads=settings.compute.threads)
     metrics.build_info.labels(__version__, encoder.encoder_id).set(1)
-    publisher = Publisher(kafka, metrics, complain, stop)
-    packing = _Packing(encoder if features else None)
+    publisher = Publisher(kafka, metrics, report_problem, stop)
+    encoding = _RecordEncoder(encoder if features else None)
     health = Health(problems, ("kafka",), {}, vital=())
-    moved: set[str] = set()  # channels that another member goes on with
+    moved: set[str] = set()  # channels that another process takes over
 
     def publish(channel: ChannelSettings) -> tuple[Source, Coroutine[None, None, None]]:
         source = open_source(channel, metrics, real_time=real_time)
-        goes_on = lambda: stop.is_set() or channel.name in moved  # noqa: E731
-        work = partial(_publish, source, packing, publisher, metrics, goes_on)
-        return source, run_channel(source.channel, _nothing, work, stop)
+        continues = lambda: stop.is_set() or channel.name in moved  # noqa: E731
+        work = partial(_publish, source, encoding, publisher, metrics, continues)
+        return source, run_channel(source.channel, _restore_nothing, work, stop)
 
     try:
         async with serve_probes(settings.web, metrics, health) as address, asyncio.TaskGroup() as tasks:
@@ -93,11 +95,11 @@ async def ingest(
                 on_ready(address)
             topics = [kafka.frames, kafka.channels] if shared else [kafka.frames]
             background: list[asyncio.Task[None]] = []
-            if await until_reached(partial(ensure_topics, kafka, topics), complain, stop):
+            if await retry_until_reached(partial(ensure_topics, kafka, topics), report_problem, stop):
                 metrics.kafka_up.set(1)
                 if shared:
                     background.append(
-                        tasks.create_task(ChannelAssignment(kafka, roster, metrics, complain, moved).run())
+                        tasks.create_task(ChannelAssignment(kafka, roster, metrics, report_problem, moved).run())
                     )
                 else:
                     await roster.update(settings.channels)
@@ -108,121 +110,121 @@ async def ingest(
             await asyncio.wait(background) if background else None
             await roster.update([])
     finally:
-        packing.close()
+        encoding.close()
         await publisher.close()
 
 
-async def _nothing() -> None:
-    """There is nothing to go on from: the matchers know."""
+async def _restore_nothing() -> None:
+    """The matchers store the state of channels; there is none here."""
 
 
-class _Packing:
-    """Samples to records, in threads of its own."""
+class _RecordEncoder:
+    """Encodes samples as records, in its own threads."""
 
     def __init__(self, encoder: Encoder | None) -> None:
-        self._encoder = encoder  # None: pictures are sent
-        self._pool = ThreadPoolExecutor(max_workers=PACKERS, thread_name_prefix="pack")
+        self._encoder = encoder  # None to send pictures
+        self._pool = ThreadPoolExecutor(max_workers=ENCODERS, thread_name_prefix="encode")
 
-    async def pack(self, sample: Sample) -> dict[str, Any]:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, self._pack, sample)
+    async def encode(self, sample: Sample) -> dict[str, Any]:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._encode, sample)
 
-    def _pack(self, sample: Sample) -> dict[str, Any]:
+    def _encode(self, sample: Sample) -> dict[str, Any]:
         if self._encoder is None:
-            return record_of(sample)
+            return sample_record(sample)
         picture = sample.frame.picture
         encoded = self._encoder.encode([picture])[0], is_informative(picture)
-        return record_of(sample, encoded, self._encoder.encoder_id)
+        return sample_record(sample, encoded, self._encoder.encoder_id)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 async def _publish(
-    source: Source, packing: _Packing, publisher: Publisher, metrics: Metrics, goes_on: Callable[[], bool]
+    source: Source, encoding: _RecordEncoder, publisher: Publisher, metrics: Metrics, continues: Callable[[], bool]
 ) -> None:
-    """All of one source, then the word that it has ended, unless somebody else goes on with it."""
+    """Publishes one source, and its end unless the stream continues in another process or after a restart."""
     status = metrics.channels.of(source.channel)
     last: Sample | None = None
     async with aclosing(source.samples()) as samples:
         async for sample in samples:
             sent = False
             try:
-                sent = await publisher.send(await packing.pack(sample))
+                sent = await publisher.send(await encoding.encode(sample))
             finally:
                 status.count_processed() if sent else status.count_dropped("stopped")
             if not sent:
                 break
             last = sample
             status.set_lag((datetime.now(UTC) - sample.arrived_at).total_seconds())
-    if last is not None and not goes_on():
+    if last is not None and not continues():
         pts_ms = last.second * MS + MS - 1
-        await publisher.send(end_of(source.channel, pts_ms, last.epoch.name, datetime.now(UTC)))
+        await publisher.send(end_record(source.channel, pts_ms, last.epoch.name, datetime.now(UTC)))
 
 
 class Publisher:
-    """Sends records to the topic of frames, each until the broker has it; a client that is broken is made anew."""
+    """Sends records to the topic of frames, each until the broker has stored it; replaces a broken client."""
 
     def __init__(
-        self, kafka: KafkaSettings, metrics: Metrics, complain: Callable[[str | None], None], stop: asyncio.Event
+        self, kafka: KafkaSettings, metrics: Metrics, report_problem: Callable[[str | None], None], stop: asyncio.Event
     ) -> None:
         self._kafka = kafka
         self._metrics = metrics
-        self._complain = complain
+        self._report_problem = report_problem
         self._stop = stop
         self._producer: AIOKafkaProducer | None = None
-        self._making = asyncio.Lock()
+        self._starting = asyncio.Lock()
         self._is_up = True
 
     async def send(self, record: dict[str, Any]) -> bool:
-        """Returns when the broker has it; False where it could not be reached before we had to stop."""
+        """Returns once the broker has stored it; False if that failed until the process stopped."""
         backoff, stop_at_s = Backoff(), None
         while True:
             if self._stop.is_set():
-                stop_at_s = stop_at_s or time.monotonic() + LAST_S
+                stop_at_s = stop_at_s or time.monotonic() + STOP_TIMEOUT_S
                 if time.monotonic() > stop_at_s:
                     return False
             producer: AIOKafkaProducer | None = None
-            # The client tries again by itself, for as long as it is let, and says nothing meanwhile.
-            silent = asyncio.get_running_loop().call_later(ANSWER_S, self._tell, SILENT)
+            # The client retries by itself and reports nothing meanwhile.
+            warning = asyncio.get_running_loop().call_later(REQUEST_TIMEOUT_S, self._report, NO_ANSWER)
             try:
-                async with asyncio.timeout(GIVE_UP_S if stop_at_s is None else LAST_S):
+                async with asyncio.timeout(GIVE_UP_S if stop_at_s is None else STOP_TIMEOUT_S):
                     producer = await self._ready()
                     await producer.send_and_wait(self._kafka.frames, **record)
-                self._tell(None)
+                self._report(None)
                 return True
             except (KafkaError, OSError, TimeoutError) as error:
-                self._tell(f"the broker does not take records ({in_words(error)})")
+                self._report(f"the broker does not accept records ({error_text(error)})")
                 await self._drop(producer)
             finally:
-                silent.cancel()
+                warning.cancel()
             await backoff.wait(self._stop)
 
     async def close(self) -> None:
         await self._drop(self._producer)
 
-    def _tell(self, complaint: str | None) -> None:
-        if complaint is not None and self._is_up:
-            logger.warning("%s; trying until it does", complaint)
-        self._is_up = complaint is None
-        self._metrics.kafka_up.set(complaint is None)
-        self._complain(complaint)
+    def _report(self, problem: str | None) -> None:
+        if problem is not None and self._is_up:
+            logger.warning("%s; retrying", problem)
+        self._is_up = problem is None
+        self._metrics.kafka_up.set(problem is None)
+        self._report_problem(problem)
 
     async def _ready(self) -> AIOKafkaProducer:
-        async with self._making:
+        async with self._starting:
             if self._producer is None:
                 producer = AIOKafkaProducer(
-                    **connection(self._kafka),
+                    **client_options(self._kafka),
                     enable_idempotence=True,
                     max_request_size=MAX_VALUE_BYTES,
-                    request_timeout_ms=round(ANSWER_S * MS),
+                    request_timeout_ms=round(REQUEST_TIMEOUT_S * MS),
                 )
                 await producer.start()
                 self._producer = producer
             return self._producer
 
     async def _drop(self, producer: AIOKafkaProducer | None) -> None:
-        """Lets go of a client, once."""
-        is_ours = producer is self._producer
-        if producer is not None and is_ours:
+        """Stops a client, once: several channels may report the same one as broken."""
+        is_current = producer is self._producer
+        if producer is not None and is_current:
             self._producer = None
-            await put_away(producer)
+            await stop_client(producer)

@@ -1,7 +1,7 @@
-"""A registration in a process of its own: one request on stdin, lines of JSON on stdout, then the end.
+"""Registers one video in a child process: one request on stdin, lines of JSON on stdout, then exit.
 
-It runs at a low priority, so that the channels being watched do not wait for a video being registered, and dies with
-the process that started it. `Registrar` in web/jobs.py starts it.
+It runs at a low priority, so that it does not delay the watched channels, and dies with its parent. `Registrar` in
+web/requests/jobs.py starts it.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ LOW_PRIORITY = 10  # a nice value
 
 
 def main() -> None:
-    """Answers one request."""
+    """Handles one request."""
     request, lines = receive_request()
     os.nice(LOW_PRIORITY)
 
-    def tell(**values: Any) -> None:
+    def send(**values: Any) -> None:
         lines.write(json.dumps(values).encode() + b"\n")
         lines.flush()
 
@@ -35,18 +35,18 @@ def main() -> None:
         if request["kind"] == "import":
             done = library.import_(Path(request["path"]), id=request["id"])
         else:
-            done = _registered(library, request, lambda done_s, total_s: tell(done_s=done_s, total_s=total_s))
+            done = _register(library, request, lambda done_s, total_s: send(done_s=done_s, total_s=total_s))
     except CatalogLocked:
-        tell(locked=True)
+        send(locked=True)
         return
     except CatalogError as error:
-        tell(error=str(error), kind=type(error).__name__)
+        send(error=str(error), kind=type(error).__name__)
         return
     warnings = list(done.report.warnings) if done.report is not None else []
-    tell(result={"reference": done.reference.id, "outcome": done.outcome, "warnings": warnings})
+    send(result={"reference": done.reference.id, "outcome": done.outcome, "warnings": warnings})
 
 
-def _registered(
+def _register(
     library: ReferenceLibrary, request: dict[str, Any], progress: Callable[[int, int | None], None]
 ) -> Registration:
     (added,) = library.add(

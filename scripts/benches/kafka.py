@@ -32,7 +32,7 @@ from monitor.demo.films import Film
 from monitor.demo.media import render_reference
 from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.sources import Sample
-from monitor.kafka.records import FORMATS, decode, record_of
+from monitor.kafka.records import FORMATS, decode_picture, sample_record
 from monitor.ops.timestamps import rfc3339
 from monitor.runtime.batcher import MAX_BATCH
 from reference_db.features.encoder import load_encoder
@@ -133,7 +133,7 @@ async def _fill(address: str, n_partitions: int, channels: int, seconds: int) ->
                 frame = Frame(second, second + 0.5, film.picture(second + 0.5))
                 arrived_at = began + timedelta(seconds=second + 1)
                 sample = Sample(epoch, second, frame, arrived_at, "unseen", {})
-                await producer.send(FRAMES, **record_of(sample))
+                await producer.send(FRAMES, **sample_record(sample))
         await producer.flush()
 
 
@@ -157,10 +157,10 @@ async def _read(address: str, n_partitions: int) -> tuple[list[bytes], float]:
 
 def _decode_and_encode(values: list[bytes]) -> float:
     encoder = load_encoder()
-    encoder.encode([decode(value, FORMATS["image/jpeg"]) for value in values[:MAX_BATCH]])  # warm-up
+    encoder.encode([decode_picture(value, FORMATS["image/jpeg"]) for value in values[:MAX_BATCH]])  # warm-up
     began_s = time.monotonic()
     for n in range(0, len(values), MAX_BATCH):
-        encoder.encode([decode(value, FORMATS["image/jpeg"]) for value in values[n : n + MAX_BATCH]])
+        encoder.encode([decode_picture(value, FORMATS["image/jpeg"]) for value in values[n : n + MAX_BATCH]])
     return time.monotonic() - began_s
 
 

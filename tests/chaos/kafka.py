@@ -3,7 +3,7 @@
 One undisturbed run over a topic of planted channels gives the expected alerts. Every trial reads the same topic in its
 own consumer group while members fail at seeded moments and named points; its alerts must be the same in the end: no
 alert lost, none with a new id, no final segment changed. Trials with members that are incorrect on purpose
-(`tests.support.killed_match.WRONG`) show that the comparison can fail.
+(`tests.support.killed_match.BROKEN`) show that the comparison can fail.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.broker import Broker, wait_for
-from tests.support.killed_match import AT_WORK, POINTS
+from tests.support.killed_match import POINTS, PROCESSING_POINTS
 from tests.support.planted_fleet import (
+    AlertEvent,
     Difference,
-    Fleet,
-    House,
-    Member,
-    Told,
-    compare,
+    PlantedFleet,
+    PlantedLibrary,
+    RoleProcess,
+    compare_alerts,
     interleaved,
     programme,
     records,
@@ -47,17 +47,17 @@ Say = Callable[[str], None]
 class Baseline:
     """Frames in a topic, and the alerts of an undisturbed run over them."""
 
-    house: House
+    library: PlantedLibrary
     broker: Broker
     name: str
-    alerts: list[Told] = field(default_factory=list)
+    alerts: list[AlertEvent] = field(default_factory=list)
 
     @classmethod
     def build(cls, folder: Path, broker: Broker, seed: int, channels: int, seconds: int) -> Baseline:
-        baseline = cls(House.build(folder), broker, f"chaos-{seed}-{time.time_ns():x}")
+        baseline = cls(PlantedLibrary.build(folder), broker, f"chaos-{seed}-{time.time_ns():x}")
         broker.create_topic(baseline.frames, PARTITIONS, retention_ms="-1")
         batches = [
-            records(baseline.house, f"ch{n}", programme(1000 * seed + n, seconds), n, n % PARTITIONS)
+            records(baseline.library, f"ch{n}", programme(1000 * seed + n, seconds), n, n % PARTITIONS)
             for n in range(channels)
         ]
         broker.write(baseline.frames, interleaved(batches))
@@ -65,23 +65,23 @@ class Baseline:
         with members(fleet) as group:
             group.start(1)
             wait_for(fleet.is_done, "an undisturbed run", ROUND_S)
-        baseline.alerts = fleet.told()
+        baseline.alerts = fleet.read_alerts()
         return baseline
 
     @property
     def frames(self) -> str:
         return f"{self.name}.frames"
 
-    def fleet(self, name: str) -> Fleet:
-        return Fleet(self.house, self.broker, f"{self.name}.{name}", self.frames)
+    def fleet(self, name: str) -> PlantedFleet:
+        return PlantedFleet(self.library, self.broker, f"{self.name}.{name}", self.frames)
 
 
 class MemberGroup:
     """The members of a trial; those that die are replaced until all records are read."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: PlantedFleet) -> None:
         self.fleet = fleet
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, RoleProcess] = {}
         self.deaths: Counter[str] = Counter()  # by point; "any moment" for kills from outside
 
     def start(self, n_members: int, **how: Any) -> None:
@@ -93,7 +93,7 @@ class MemberGroup:
         gone = [name for name, member in self.members.items() if not member.is_alive]
         for name in gone:
             member = self.members.pop(name)
-            assert member.process.exitcode == -signal.SIGKILL, f"a member exited:\n{member.said()[-3000:]}"
+            assert member.process.exitcode == -signal.SIGKILL, f"a member exited:\n{member.log_text()[-3000:]}"
             self.deaths[member.point or "any moment"] += 1
         return gone
 
@@ -103,7 +103,7 @@ class MemberGroup:
 
 
 @contextmanager
-def members(fleet: Fleet) -> Iterator[MemberGroup]:
+def members(fleet: PlantedFleet) -> Iterator[MemberGroup]:
     group = MemberGroup(fleet)
     try:
         yield group
@@ -131,45 +131,47 @@ def kills(baseline: Baseline, seed: int, n_kills: int, *, soon: bool = False) ->
     """
     rng = random.Random(seed)
 
-    def replacement(fleet: Fleet, name: str) -> Member:
+    def replacement(fleet: PlantedFleet, name: str) -> RoleProcess:
         """Most have the same instance name, so that the broker assigns them the same channels at once."""
         if soon:
-            return fleet.member(name, rng.choice(AT_WORK), 1)
+            return fleet.member(name, rng.choice(PROCESSING_POINTS), 1)
         instance = name if rng.random() < 0.8 else f"{name}-{rng.randrange(1 << 30):x}"
         if rng.random() < 0.25:
             return fleet.member(instance)
         point = rng.choice(sorted(POINTS))
-        return fleet.member(instance, point, rng.choice([1, 1, 2, 3, 5, 9] if point in AT_WORK else [1, 1, 2]))
+        return fleet.member(
+            instance, point, rng.choice([1, 1, 2, 3, 5, 9] if point in PROCESSING_POINTS else [1, 1, 2])
+        )
 
-    def is_hit(victim: Member) -> bool:
+    def is_hit(victim: RoleProcess) -> bool:
         """Whether to kill it now: rarely while it starts or if it has a point to die at."""
-        return rng.random() < ((0.05 if not victim.point else 0.02) if victim.is_at_work else 0.005)
+        return rng.random() < ((0.05 if not victim.point else 0.02) if victim.has_open_partition else 0.005)
 
     return _run_with_kills(baseline, baseline.fleet(f"kills-{seed}"), Trial(seed), n_kills, replacement, rng, is_hit)
 
 
-def control(baseline: Baseline, seed: int, wrong: str) -> Trial:
+def control(baseline: Baseline, seed: int, broken: str) -> Trial:
     """Members that are incorrect on purpose die after their first alert; the alerts must show it.
 
     Those that only refuse every snapshot read again what they need, and emit the same alerts.
     """
-    fleet = baseline.fleet(f"control-{seed}-{wrong.replace(' ', '-')}")
+    fleet = baseline.fleet(f"control-{seed}-{broken.replace(' ', '-')}")
 
-    def replacement(fleet: Fleet, name: str) -> Member:
-        return fleet.member(name, "after the commit", wrong=wrong)
+    def replacement(fleet: PlantedFleet, name: str) -> RoleProcess:
+        return fleet.member(name, "after the commit", broken=broken)
 
-    return _run_with_kills(baseline, fleet, Trial(seed), 2, replacement, random.Random(seed), lambda _: False, wrong)
+    return _run_with_kills(baseline, fleet, Trial(seed), 2, replacement, random.Random(seed), lambda _: False, broken)
 
 
 def _run_with_kills(
     baseline: Baseline,
-    fleet: Fleet,
+    fleet: PlantedFleet,
     trial: Trial,
     n_kills: int,
-    replacement: Callable[[Fleet, str], Member],
+    replacement: Callable[[PlantedFleet, str], RoleProcess],
     rng: random.Random,
-    is_hit: Callable[[Member], bool],
-    wrong: str = "",
+    is_hit: Callable[[RoleProcess], bool],
+    broken: str = "",
 ) -> Trial:
     with members(fleet) as group:
         group.members = {f"m{n}": replacement(fleet, f"m{n}") for n in range(MEMBERS)}
@@ -177,7 +179,7 @@ def _run_with_kills(
         while time.monotonic() < deadline:
             for name in group.remove_dead():
                 is_over = group.deaths.total() >= n_kills
-                group.members[name] = fleet.member(name, wrong=wrong) if is_over else replacement(fleet, name)
+                group.members[name] = fleet.member(name, broken=broken) if is_over else replacement(fleet, name)
             victim = group.members[rng.choice(sorted(group.members))]
             if group.deaths.total() < n_kills and is_hit(victim):
                 victim.point = ""  # killed before it reached the point
@@ -188,7 +190,7 @@ def _run_with_kills(
                 next_look_s = time.monotonic() + 0.5
             time.sleep(0.05)  # polling interval
         trial.deaths = group.deaths
-    trial.difference = compare(baseline.alerts, fleet.told())
+    trial.difference = compare_alerts(baseline.alerts, fleet.read_alerts())
     return trial
 
 
@@ -206,7 +208,7 @@ def zombies(baseline: Baseline, seed: int, n_zombies: int) -> Trial:
             sleeper.send(signal.SIGCONT)
             trial.zombies += 1
         _finish(group)
-    trial.difference = compare(baseline.alerts, fleet.told())
+    trial.difference = compare_alerts(baseline.alerts, fleet.read_alerts())
     return trial
 
 
@@ -228,7 +230,7 @@ def broker_faults(baseline: Baseline, seed: int, n_faults: int) -> Trial:
                 time.sleep(AWAY_S)  # until every client has given up and reconnects
             baseline.broker.start()
         _finish(group)
-    trial.difference = compare(baseline.alerts, fleet.told())
+    trial.difference = compare_alerts(baseline.alerts, fleet.read_alerts())
     return trial
 
 
@@ -246,7 +248,7 @@ def zombie_and_broker(baseline: Baseline, seed: int) -> Trial:
         baseline.broker.start()
         sleeper.send(signal.SIGCONT)
         _finish(group)
-    trial.difference = compare(baseline.alerts, fleet.told())
+    trial.difference = compare_alerts(baseline.alerts, fleet.read_alerts())
     return trial
 
 
@@ -256,11 +258,11 @@ def storm(baseline: Baseline, seed: int, n_changes: int) -> Trial:
     fleet = baseline.fleet(f"storm-{seed}")
     with members(fleet) as group:
         group.start(MEMBERS)
-        extra: list[Member] = []
+        extra: list[RoleProcess] = []
         for _ in range(n_changes):
             if len(extra) < 2 and (not extra or rng.random() < 0.5):
                 extra.append(fleet.member())
-                extra[-1].wait_until_it_says("health at")
+                extra[-1].wait_for_log("health at")
             else:
                 assert extra.pop(rng.randrange(len(extra))).stop() == 0
             trial.joins_and_leaves += 1
@@ -268,7 +270,7 @@ def storm(baseline: Baseline, seed: int, n_changes: int) -> Trial:
         for member in extra:
             member.kill()
         _finish(group)
-    trial.difference = compare(baseline.alerts, fleet.told())
+    trial.difference = compare_alerts(baseline.alerts, fleet.read_alerts())
     return trial
 
 
@@ -280,18 +282,18 @@ def handovers(baseline: Baseline, seed: int, n_kills: int) -> dict[str, Any]:
     killed_s: list[float] = []
     with members(fleet) as group:
         survivor = group.members["m0"] = fleet.member()
-        wait_for(lambda: survivor.at_work == everything, "the first to work on all")
+        wait_for(lambda: survivor.open_partitions == everything, "the first to work on all")
         for _ in range(n_kills):
             victim = group.members["m1"] = fleet.member()
-            victim.wait_until_it_says("health at")
+            victim.wait_for_log("health at")
             since_s = time.monotonic()
-            wait_for(lambda: victim.at_work | survivor.partitions == everything != survivor.partitions, "a share")  # noqa: B023
+            wait_for(lambda: _share_all(victim, survivor), "both to work on a share")  # noqa: B023
             joined_s.append(time.monotonic() - since_s)
             victim.kill()
             since_s = time.monotonic()
             wait_for(lambda: survivor.partitions == everything, "the survivor to have all")
             moved = everything - _retained(survivor)
-            wait_for(lambda: moved <= survivor.at_work, "the survivor to work on all")  # noqa: B023
+            wait_for(lambda: moved <= survivor.open_partitions, "the survivor to work on all")  # noqa: B023
             killed_s.append(time.monotonic() - since_s)
     return {
         "handovers": n_kills,
@@ -304,15 +306,21 @@ def handovers(baseline: Baseline, seed: int, n_kills: int) -> dict[str, Any]:
     }
 
 
-def _retained(member: Member) -> set[int]:
+def _share_all(joined: RoleProcess, other: RoleProcess) -> bool:
+    """Whether the two share all partitions, and the first works on its own."""
+    everything = set(range(PARTITIONS))
+    return joined.open_partitions | other.partitions == everything != other.partitions
+
+
+def _retained(member: RoleProcess) -> set[int]:
     """Partitions that a member had before the last rebalance; it continues them from memory without a log line."""
-    before = member.said().rpartition("partitions now:")[0].rpartition("partitions now:")[2]
+    before = member.log_text().rpartition("assigned partitions:")[0].rpartition("assigned partitions:")[2]
     return {int(number) for number in re.findall(r"\d+", before.split("]")[0])}
 
 
 def _wait_for_work(group: MemberGroup, rng: random.Random) -> None:
     """Waits until members hold partitions, and then a random time."""
-    wait_for(lambda: any(member.is_at_work for member in group.members.values()), "members with partitions")
+    wait_for(lambda: any(member.has_open_partition for member in group.members.values()), "members with partitions")
     time.sleep(rng.uniform(0.2, 2.0))  # a random moment
 
 
@@ -321,7 +329,7 @@ def _finish(group: MemberGroup) -> None:
     assert not group.remove_dead()
 
 
-def figures(trials: list[Trial], expected: list[Told]) -> dict[str, Any]:
+def figures(trials: list[Trial], expected: list[AlertEvent]) -> dict[str, Any]:
     """Totals over the trials."""
     done = [trial.difference for trial in trials if trial.difference is not None]
     assert len(done) == len(trials)
@@ -339,5 +347,5 @@ def figures(trials: list[Trial], expected: list[Told]) -> dict[str, Any]:
         "changed": sum(one.changed for one in done),
         "unended": sum(one.unended for one in done),
         "repeated_events": sum(one.repeated for one in done),
-        "failures": sum(one.wrong for one in done),
+        "failures": sum(one.n_wrong for one in done),
     }

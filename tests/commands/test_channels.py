@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +13,7 @@ from PIL import Image
 from monitor.config.config_file import add_channel, remove_channel
 from monitor.config.settings import ChannelSettings, load_settings
 from monitor.web.auth.tokens import Tokens
+from tests.support.command import copywatch
 from tests.support.live_stream import LivePlaylist, LiveStream, WebServer, serve_stream
 from tests.support.running_source import LENGTH_S, WAIT_S, write_stream_clip
 from tests.support.serve_process import ServeProcess, wait_until
@@ -35,12 +33,6 @@ channels:
 alerting:
   threshold: 0.25
 """
-
-
-def copywatch(*arguments: str, stdin: str = "", cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COPYWATCH_")}
-    command = [sys.executable, "-m", "monitor.cli", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, cwd=cwd)
 
 
 @pytest.fixture

@@ -1,10 +1,8 @@
-"""Frame records: what is read of them, and that nothing else is."""
+"""Frame records: what is parsed from them, and what is refused."""
 
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -19,28 +17,29 @@ from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.sources import Sample
 from monitor.kafka.records import (
     F16,
-    F32,
     MAX_VALUE_BYTES,
     BadRecord,
     FrameRecord,
     Headers,
     dead_letter,
-    end_of,
-    read,
-    record_of,
+    end_record,
+    parse_record,
+    sample_record,
 )
 from monitor.kafka.timeline import Place, Timeline
 from reference_db.media.frames import Frame
 from reference_db.store.references import FEATURE_SIZE
+from tests.support.kafka_fleet import png_bomb
 
 BEGAN = datetime(2026, 11, 16, 8, tzinfo=UTC)
 TS_MS = 1_794_816_500_000  # after it
 ENCODER = "enc-1"
+F32 = "application/x-copywatch-f32"
 
 
 @dataclass(frozen=True)
-class Given:
-    """A record as aiokafka hands it over."""
+class InputRecord:
+    """A record as aiokafka returns it."""
 
     key: bytes | None = b"ch5"
     value: bytes | None = b""
@@ -63,111 +62,101 @@ def image(format: str, pixels: NDArray[np.uint8] | None = None) -> bytes:
 
 
 def headers(content_type: str = "image/jpeg", pts_ms: object = 12_500, **more: object) -> Headers:
-    named = {"pts_ms": pts_ms, "content-type": content_type, **more}
-    return [(name, str(value).encode()) for name, value in named.items()]
+    values = {"pts_ms": pts_ms, "content-type": content_type, **more}
+    return [(name, str(value).encode()) for name, value in values.items()]
 
 
-def told(record: Given) -> FrameRecord | str:
+def parse(record: InputRecord) -> FrameRecord | str:
     try:
-        return read(record, ENCODER, {})
+        return parse_record(record, ENCODER, {})
     except BadRecord as bad:
         return bad.reason
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-def test_a_picture_of_each_kind_is_read(format: str) -> None:
-    found = told(Given(value=image(format), headers=headers(f"image/{format.lower()}", ts_ms=TS_MS)))
-    assert isinstance(found, FrameRecord)
-    assert found.picture is not None
-    assert found.picture.shape == (192, 336, 3)
-    assert (found.channel, found.pts_ms, found.seen_at.timestamp() * 1000) == ("ch5", 12_500, TS_MS)
+def test_pictures_of_each_format_are_parsed(format: str) -> None:
+    parsed = parse(InputRecord(value=image(format), headers=headers(f"image/{format.lower()}", ts_ms=TS_MS)))
+    assert isinstance(parsed, FrameRecord)
+    assert parsed.picture is not None
+    assert parsed.picture.shape == (192, 336, 3)
+    assert (parsed.channel, parsed.pts_ms, parsed.seen_at.timestamp() * 1000) == ("ch5", 12_500, TS_MS)
 
 
-def test_a_large_picture_is_made_small_before_it_is_handed_on() -> None:
-    found = told(Given(value=image("JPEG", picture(1080, 1920)), headers=headers()))
-    assert isinstance(found, FrameRecord)
-    assert found.picture is not None
-    assert found.picture.shape == (192, 341, 3)
+def test_a_large_picture_is_scaled_down() -> None:
+    parsed = parse(InputRecord(value=image("JPEG", picture(1080, 1920)), headers=headers()))
+    assert isinstance(parsed, FrameRecord)
+    assert parsed.picture is not None
+    assert parsed.picture.shape == (192, 341, 3)
 
 
-def test_a_sample_comes_back_as_it_was_sent() -> None:
+def test_a_sample_survives_the_round_trip() -> None:
     epoch = ChannelEpoch("ch5", "2026-11-16T08:00:00Z", BEGAN, 3)
     sample = Sample(epoch, 12, Frame(12, 11.25, picture(), held=True, age_s=1.25), BEGAN, "reconnect", {})
-    record = record_of(sample)
-    found = told(Given(record["key"], record["value"], record["headers"]))
-    assert isinstance(found, FrameRecord)
-    assert found.picture is not None
-    assert np.abs(found.picture.astype(int) - sample.frame.picture).mean() < 5
-    assert (found.pts_ms // 1000, found.epoch, found.began_at) == (12, epoch.name, BEGAN)
-    assert (found.held, found.age_ms, found.gap, found.seen_at) == (True, 1250, "reconnect", BEGAN)
-    assert Timeline("ch5").place(found) == Place(ChannelEpoch("ch5", epoch.name, BEGAN, 12), 12)
+    record = sample_record(sample)
+    parsed = parse(InputRecord(record["key"], record["value"], record["headers"]))
+    assert isinstance(parsed, FrameRecord)
+    assert parsed.picture is not None
+    assert np.abs(parsed.picture.astype(int) - sample.frame.picture).mean() < 5
+    assert (parsed.pts_ms // 1000, parsed.epoch, parsed.began_at) == (12, epoch.name, BEGAN)
+    assert (parsed.held, parsed.age_ms, parsed.gap, parsed.seen_at) == (True, 1250, "reconnect", BEGAN)
+    assert Timeline("ch5").place(parsed) == Place(ChannelEpoch("ch5", epoch.name, BEGAN, 12), 12)
 
 
 @pytest.mark.parametrize("kind", [F16, F32])
-def test_a_feature_row_comes_back_as_precise_as_rows_are_compared(kind: str) -> None:
+def test_a_feature_row_survives_the_round_trip_at_half_precision(kind: str) -> None:
     row = np.random.default_rng(6).standard_normal(FEATURE_SIZE).astype(np.float32)
     row /= np.linalg.norm(row)
     if kind == F16:
         sample = Sample(ChannelEpoch("ch5", "file-x", None), 12, Frame(12, 12.5, picture()), BEGAN, "unseen", {})
-        record = record_of(sample, (row, False), ENCODER)
-        found = told(Given(record["key"], record["value"], record["headers"]))
+        record = sample_record(sample, (row, False), ENCODER)
+        parsed = parse(InputRecord(record["key"], record["value"], record["headers"]))
     else:
-        found = told(Given(value=row.tobytes(), headers=headers(kind, encoder=ENCODER, informative=0, epoch="file-x")))
-    assert isinstance(found, FrameRecord)
-    assert found.encoded is not None
-    assert not found.encoded[1]
-    assert (found.encoded[0].astype(np.float16) == row.astype(np.float16)).all()
-
-
-def bomb() -> bytes:
-    """A PNG of 80 bytes that says it is 60,000 x 60,000."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
-    )
+        parsed = parse(
+            InputRecord(value=row.tobytes(), headers=headers(kind, encoder=ENCODER, informative=0, epoch="file-x"))
+        )
+    assert isinstance(parsed, FrameRecord)
+    assert parsed.encoded is not None
+    assert not parsed.encoded[1]
+    assert (parsed.encoded[0].astype(np.float16) == row.astype(np.float16)).all()
 
 
 ROW = (np.ones(FEATURE_SIZE, np.float16) / np.float16(FEATURE_SIZE**0.5)).tobytes()
 
 BAD = {
-    "no_key": Given(key=None, value=image("JPEG"), headers=headers()),
-    "bad_key": Given(key=b"../etc", value=image("JPEG"), headers=headers()),
-    "too_large": Given(value=b"\0" * (MAX_VALUE_BYTES + 1), headers=headers()),
-    "too_many_pixels": Given(value=bomb(), headers=headers("image/png")),
-    "not_a_picture": Given(value=b"GIF89a not a picture", headers=headers()),
-    "not_a_picture, torn": Given(value=image("JPEG")[:-400], headers=headers()),
-    "not_a_picture, another": Given(value=image("PNG"), headers=headers()),
-    "not_a_picture, none": Given(value=None, headers=headers()),
-    "headers, no time": Given(value=image("JPEG"), headers=[("content-type", b"image/jpeg")]),
-    "headers, no kind": Given(value=image("JPEG"), headers=[("pts_ms", b"1")]),
-    "headers, words": Given(value=image("JPEG"), headers=headers(pts_ms="soon")),
-    "headers, endless": Given(value=image("JPEG"), headers=headers(pts_ms=10**30)),
-    "headers, bytes": Given(value=image("JPEG"), headers=[*headers(), ("epoch", b"\xff\xfe")]),
-    "headers, control": Given(value=image("JPEG"), headers=headers(gap="\x1b[2J")),
-    "clock": Given(value=image("JPEG"), headers=headers(epoch="2026-11-17T08:00:00Z", ts_ms=TS_MS)),
-    "encoder": Given(value=ROW, headers=headers(F16, encoder="another")),
-    "encoder, none": Given(value=ROW, headers=headers(F16)),
-    "features": Given(value=ROW[:-2], headers=headers(F16, encoder=ENCODER)),
-    "features, nan": Given(value=b"\xff" * len(ROW), headers=headers(F16, encoder=ENCODER)),
+    "no_key": InputRecord(key=None, value=image("JPEG"), headers=headers()),
+    "bad_key": InputRecord(key=b"../etc", value=image("JPEG"), headers=headers()),
+    "too_large": InputRecord(value=b"\0" * (MAX_VALUE_BYTES + 1), headers=headers()),
+    "too_many_pixels": InputRecord(value=png_bomb(), headers=headers("image/png")),
+    "not_a_picture": InputRecord(value=b"GIF89a not a picture", headers=headers()),
+    "not_a_picture, truncated": InputRecord(value=image("JPEG")[:-400], headers=headers()),
+    "not_a_picture, other format": InputRecord(value=image("PNG"), headers=headers()),
+    "not_a_picture, none": InputRecord(value=None, headers=headers()),
+    "headers, no time": InputRecord(value=image("JPEG"), headers=[("content-type", b"image/jpeg")]),
+    "headers, no kind": InputRecord(value=image("JPEG"), headers=[("pts_ms", b"1")]),
+    "headers, text": InputRecord(value=image("JPEG"), headers=headers(pts_ms="soon")),
+    "headers, huge": InputRecord(value=image("JPEG"), headers=headers(pts_ms=10**30)),
+    "headers, bytes": InputRecord(value=image("JPEG"), headers=[*headers(), ("epoch", b"\xff\xfe")]),
+    "headers, control": InputRecord(value=image("JPEG"), headers=headers(gap="\x1b[2J")),
+    "clock": InputRecord(value=image("JPEG"), headers=headers(epoch="2026-11-17T08:00:00Z", ts_ms=TS_MS)),
+    "encoder": InputRecord(value=ROW, headers=headers(F16, encoder="another")),
+    "encoder, none": InputRecord(value=ROW, headers=headers(F16)),
+    "features": InputRecord(value=ROW[:-2], headers=headers(F16, encoder=ENCODER)),
+    "features, nan": InputRecord(value=b"\xff" * len(ROW), headers=headers(F16, encoder=ENCODER)),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_used_is_told_by_reason_and_kept_as_it_came(name: str) -> None:
+def test_a_bad_record_has_a_reason_and_its_dead_letter_has_the_original(name: str) -> None:
     record = BAD[name]
     with pytest.raises(BadRecord) as caught:
-        read(record, ENCODER, {})
+        parse_record(record, ENCODER, {})
     assert caught.value.reason == name.partition(",")[0]
     letter = dead_letter(record, caught.value)
-    about = dict(letter["headers"])
+    fields = dict(letter["headers"])
     assert (letter["key"], letter["value"]) == (record.key, record.value or b"")
     assert letter["headers"][: len(record.headers)] == list(record.headers)
-    assert about["copywatch.errors.reason"].decode() == caught.value.reason
-    assert (about["copywatch.errors.partition"], about["copywatch.errors.offset"]) == (b"3", b"17")
+    assert fields["copywatch.errors.reason"].decode() == caught.value.reason
+    assert (fields["copywatch.errors.partition"], fields["copywatch.errors.offset"]) == (b"3", b"17")
 
 
 @given(
@@ -182,22 +171,25 @@ def test_what_cannot_be_used_is_told_by_reason_and_kept_as_it_came(name: str) ->
         )
     ),
 )
-def test_whatever_comes_is_read_or_bad_and_nothing_else(
+def test_any_input_is_parsed_or_raises_bad_record(
     key: bytes | None, value: bytes | None, given_headers: Headers
 ) -> None:
-    told(Given(key, value, given_headers))
+    parse(InputRecord(key, value, given_headers))
 
 
-def test_the_same_bytes_again_are_the_same_picture_so_that_they_are_encoded_once() -> None:
-    shown: dict[str, tuple[bytes, NDArray[np.uint8]]] = {}
+def test_a_repeated_picture_is_the_same_object() -> None:
+    last_pictures: dict[str, tuple[bytes, NDArray[np.uint8]]] = {}
     one, other = image("JPEG"), image("JPEG", picture()[::-1])
-    pictures = [read(Given(value=value, headers=headers()), ENCODER, shown).picture for value in (one, one, other, one)]
+    pictures = [
+        parse_record(InputRecord(value=value, headers=headers()), ENCODER, last_pictures).picture
+        for value in (one, one, other, one)
+    ]
     assert pictures[0] is pictures[1]
     assert pictures[1] is not pictures[2]
 
 
-def test_an_end_is_neither_picture_nor_row() -> None:
-    record = end_of("ch5", 1999, "file-x", BEGAN)
-    found = told(Given(record["key"], record["value"], record["headers"]))
-    assert isinstance(found, FrameRecord)
-    assert found.is_end
+def test_the_end_record_has_neither_picture_nor_row() -> None:
+    record = end_record("ch5", 1999, "file-x", BEGAN)
+    parsed = parse(InputRecord(record["key"], record["value"], record["headers"]))
+    assert isinstance(parsed, FrameRecord)
+    assert parsed.is_end

@@ -1,4 +1,4 @@
-"""Records on stream time: each second once, whoever sends it and however often."""
+"""Records on stream time: each second once, from any producer and however often it is sent."""
 
 from __future__ import annotations
 
@@ -20,35 +20,40 @@ def record(second: int, epoch: str | None = "2026-11-16T08:00:00Z", seen_s: floa
     return FrameRecord("ch5", second * 1000 + 500, seen_at, epoch, began_at, "unseen")
 
 
-def placed(timeline: Timeline, *records: FrameRecord) -> list[int | str]:
-    found = [timeline.place(one) for one in records]
-    return [one.second if isinstance(one, Place) else one for one in found]
+def place_all(timeline: Timeline, *records: FrameRecord) -> list[int | str]:
+    places = [timeline.place(one) for one in records]
+    return [place.second if isinstance(place, Place) else place for place in places]
 
 
-def test_late_repeated_and_backward_seconds_are_passed_over() -> None:
+def test_repeated_and_backward_seconds_are_dropped() -> None:
     timeline = Timeline("ch5")
-    assert placed(timeline, *(record(n) for n in (5, 6, 6, 4, 8))) == [5, 6, "repeated", "backward", 8]
+    assert place_all(timeline, *(record(n) for n in (5, 6, 6, 4, 8))) == [5, 6, "repeated", "backward", 8]
 
 
-def test_two_producers_whose_clocks_began_a_second_apart_are_one() -> None:
+def test_two_producers_with_clocks_a_second_apart_share_an_epoch() -> None:
     timeline = Timeline("ch5")
     other = "2026-11-16T08:00:01Z"
-    assert placed(timeline, record(5), record(5, other), record(6, other), record(6)) == [5, "repeated", 6, "repeated"]
+    assert place_all(timeline, record(5), record(5, other), record(6, other), record(6)) == [
+        5,
+        "repeated",
+        6,
+        "repeated",
+    ]
     assert timeline.newest is not None
     assert timeline.newest.epoch.name == "2026-11-16T08:00:00Z"
 
 
-def test_another_clock_is_another_epoch_and_what_is_left_of_the_first_is_late() -> None:
+def test_another_clock_starts_an_epoch_and_records_of_the_first_are_late() -> None:
     timeline, other = Timeline("ch5"), "2026-11-16T07:00:00Z"
-    said = placed(timeline, record(5), record(3606, other, 6), record(6, seen_s=6.5), record(3607, other, 7))
-    assert said == [5, 3606, "late", 3607]
-    # An hour later the first clock is back for good.
-    assert placed(timeline, record(3700)) == [3700]
+    places = place_all(timeline, record(5), record(3606, other, 6), record(6, seen_s=6.5), record(3607, other, 7))
+    assert places == [5, 3606, "late", 3607]
+    # An hour later the first clock is back.
+    assert place_all(timeline, record(3700)) == [3700]
     assert timeline.newest is not None
     assert timeline.newest.epoch.name == "2026-11-16T08:00:00Z"
 
 
-def test_after_a_long_silence_the_same_clock_begins_another_epoch() -> None:
+def test_after_a_long_silence_the_same_clock_starts_another_epoch() -> None:
     timeline = Timeline("ch5")
     before, within, after = (timeline.place(record(n)) for n in (5, 35, 66))
     assert isinstance(before, Place)
@@ -59,7 +64,7 @@ def test_after_a_long_silence_the_same_clock_begins_another_epoch() -> None:
     assert after.epoch.name == within.epoch.name
 
 
-def test_a_recording_has_no_wall_clock_and_no_silence_but_no_endless_hole_either() -> None:
+def test_a_recording_has_no_wall_clock_and_allows_holes_of_up_to_an_hour() -> None:
     timeline = Timeline("ch5")
     places = [timeline.place(record(n, "file-x")) for n in (5, 1000, 10**9)]
     epochs = [place.epoch for place in places if isinstance(place, Place)]
@@ -67,10 +72,12 @@ def test_a_recording_has_no_wall_clock_and_no_silence_but_no_endless_hole_either
     assert epochs[0].began_at is None
 
 
-def test_without_a_name_the_clock_is_watched() -> None:
+def test_without_an_epoch_clock_breaks_are_detected() -> None:
     timeline = Timeline("ch5")
-    said = placed(timeline, *(record(n, None) for n in (5, 6, 6, 4, 7)), record(9000, None, 8), record(9001, None, 9))
-    assert said == [5, 6, "repeated", "backward", 7, 9000, 9001]
+    places = place_all(
+        timeline, *(record(n, None) for n in (5, 6, 6, 4, 7)), record(9000, None, 8), record(9001, None, 9)
+    )
+    assert places == [5, 6, "repeated", "backward", 7, 9000, 9001]
     assert timeline.newest is not None
     assert timeline.newest.epoch.name == "2026-11-16T05:30:08Z"
 
@@ -84,12 +91,14 @@ records = st.builds(
 
 
 @given(st.lists(records, max_size=40), st.integers(0, 40))
-def test_going_on_from_a_position_decides_as_never_stopping(given_records: list[FrameRecord], at: int) -> None:
-    unbroken, first, second = Timeline("ch5"), Timeline("ch5"), Timeline("ch5")
-    expected = [unbroken.place(one) for one in given_records]
-    begun = [first.place(one) for one in given_records[:at]]
+def test_resuming_from_a_position_gives_the_places_of_an_uninterrupted_timeline(
+    given_records: list[FrameRecord], at: int
+) -> None:
+    uninterrupted, first, second = Timeline("ch5"), Timeline("ch5"), Timeline("ch5")
+    expected = [uninterrupted.place(one) for one in given_records]
+    places = [first.place(one) for one in given_records[:at]]
     second.resume(first.position())
-    assert begun + [second.place(one) for one in given_records[at:]] == expected
+    assert places + [second.place(one) for one in given_records[at:]] == expected
 
 
 @given(st.lists(records, max_size=60))
@@ -103,5 +112,5 @@ def test_within_an_epoch_seconds_only_rise(given_records: list[FrameRecord]) -> 
 
 
 @pytest.mark.parametrize("name", ["2026-11-16", "20261116", "12", "file-x"])
-def test_a_word_that_is_no_moment_names_a_clock_without_wall_time(name: str) -> None:
+def test_an_epoch_that_is_no_timestamp_has_no_wall_time(name: str) -> None:
     assert epoch_time(name) is None

@@ -1,4 +1,4 @@
-"""A library that changes under a running `copywatch serve`, with a channel that is really on air."""
+"""References are added, removed and damaged while `copywatch serve` watches a live channel."""
 
 from __future__ import annotations
 
@@ -29,49 +29,49 @@ def serve(tmp_path: Path) -> Iterator[tuple[ServeProcess, LiveStream]]:
     """Watches a channel that airs the film over and over; the library is empty."""
     pictures = [(n / FPS, FILM.picture(n / FPS)) for n in range(LENGTH_S * FPS)]
     media.write_clip(tmp_path / "film.mp4", pictures, fps=FPS)
-    air = LiveStream(media.write_clip(tmp_path / "air.ts", pictures, fps=FPS, gop=FPS, b_frames=0), LENGTH_S)
-    with serve_stream(air) as server:
+    stream = LiveStream(media.write_clip(tmp_path / "live.ts", pictures, fps=FPS, gop=FPS, b_frames=0), LENGTH_S)
+    with serve_stream(stream) as server:
         config = tmp_path / "copywatch.yaml"
         config.write_text(
             "data_dir: data\nalerting: {output: alerts.jsonl}\nweb: {port: 0}\nchannels:\n"
             f'  - {{name: ch, url: "http://127.0.0.1:{server.port}/", mode: economy}}\n'
         )
         with ServeProcess(config) as running:
-            yield running, air
+            yield running, stream
 
 
-def test_what_is_added_removed_or_damaged_while_it_is_on_air_is_heeded_at_once(
+def test_changes_of_the_library_apply_to_the_running_channel_at_once(
     serve: tuple[ServeProcess, LiveStream], tmp_path: Path
 ) -> None:
-    running, air = serve
+    running, stream = serve
     library = ReferenceLibrary(tmp_path / "data")
 
-    def told(**wanted: str) -> list[dict[str, Any]]:
+    def alerts(**wanted: str) -> list[dict[str, Any]]:
         path = tmp_path / "alerts.jsonl"
-        alerts = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [alert for alert in alerts if all(alert[name] == value for name, value in wanted.items())]
+        found = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [alert for alert in found if all(alert[name] == value for name, value in wanted.items())]
 
     def n_matched() -> float:
         return running.value("copywatch_frames_processed_total", **CHANNEL) or 0.0
 
     def wait_for(known: set[str], **wanted: str) -> dict[str, Any]:
-        """The first alert like this that is not among those known."""
+        """The first alert with these fields whose id is not in `known`."""
 
         def new() -> list[dict[str, Any]]:
-            return [alert for alert in told(**wanted) if alert["id"] not in known]
+            return [alert for alert in alerts(**wanted) if alert["id"] not in known]
 
-        wait_until(lambda: bool(new()), lambda: f"{wanted} of {told()}\n{''.join(running.log)}")
+        wait_until(lambda: bool(new()), lambda: f"{wanted} of {alerts()}\n{''.join(running.log)}")
         return new()[0]
 
     wait_until(lambda: n_matched() >= 2, lambda: "".join(running.log))
     (added,) = library.add([tmp_path / "film.mp4"], id="film")
     assert added.error is None
-    added_at = air.at_s
+    added_at = stream.at_s
     started = wait_for(set(), type="alert.started")
-    print(f"added at {added_at:.1f} s of the air, told at its {started['detected_at']:.0f} s", file=sys.stderr)
+    print(f"added at {added_at:.1f} s of the stream, alert at its {started['detected_at']:.0f} s", file=sys.stderr)
     library.rm("film")
     ended = wait_for(set(), type="alert.ended", reason="reference removed")
-    known = {alert["id"] for alert in told()}  # the film begins anew now and then: that is another alert
+    known = {alert["id"] for alert in alerts()}  # the film is repeated: each time is another alert
     assert ended["id"] in known
     list(library.add([tmp_path / "film.mp4"], id="film"))
     again = wait_for(known, type="alert.started")
@@ -81,7 +81,7 @@ def test_what_is_added_removed_or_damaged_while_it_is_on_air_is_heeded_at_once(
     assert list(library.verify().damaged) == ["film"]
     ended = wait_for(known, type="alert.ended", reason="reference quarantined")
     assert ended["channel_start"] >= again["channel_start"]
-    # No second went without matching: every one that came was matched, and none is missing between them.
+    # Every received second was matched, and none is missing between them.
     wait_until(lambda: running.value("copywatch_frames_waiting", **CHANNEL) == 0, lambda: running.get("/metrics")[1])
     metrics = running.get("/metrics")[1]
     (received,) = re.findall(r'frames_received_total{channel="ch"} ([\d.]+)', metrics)

@@ -40,7 +40,7 @@ def test_a_broker_retains_records_across_a_restart_and_a_kill(broker: Broker) ->
 
 
 def test_status_and_a_second_start_print_its_address(broker: Broker) -> None:
-    broker._ours()
+    broker.require_own()
     assert run("status", "--data", str(broker.folder)) == (0, f"The broker is running at {broker.address}.\n")
     code, words = run("start", "--data", str(broker.folder))
     assert code == 1
@@ -52,7 +52,7 @@ def test_its_secure_listeners_check_certificate_and_password(broker: Broker) -> 
 
     async def send(protocol: str, **more: object) -> None:
         more |= {"security_protocol": protocol, "retry_backoff_ms": 10}
-        async with AIOKafkaProducer(bootstrap_servers=broker.door(protocol), **more) as producer:
+        async with AIOKafkaProducer(bootstrap_servers=broker.listener(protocol), **more) as producer:
             await producer.send_and_wait("listeners", protocol.encode())
 
     plain = {"sasl_mechanism": "PLAIN", "sasl_plain_username": USER}

@@ -1,7 +1,7 @@
-"""The Kafka broker of the tests: Apache Kafka itself by scripts/broker, one for a whole run, on free ports.
+"""The Kafka broker of the tests: Apache Kafka started by scripts/broker, one for a whole run, on free ports.
 
-`COPYWATCH_TEST_KAFKA=host:port` names one that runs already; it is used as it is, and tests that break a broker or want
-its passwords and certificates leave it alone. `--no-kafka` leaves out every test that asks for a broker.
+`COPYWATCH_TEST_KAFKA=host:port` names a running broker to use instead; tests that stop a broker or need its passwords
+and certificates are then skipped. `--no-kafka` skips every test that needs a broker.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ LISTENERS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL", "PROXIED")
 USER, PASSWORD = "alice", "pass-of-alice"
 PATIENCE_S = 120.0
 
-_WAITING: list[subprocess.Popen[bytes]] = []  # children that stop a broker when we are gone
+_STOPPERS: list[subprocess.Popen[bytes]] = []  # children that stop a broker after this process
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is written to a topic."""
+    """A record to write."""
 
     value: bytes | None
     key: bytes | None = None
@@ -45,29 +45,29 @@ class Record:
 
 @dataclass
 class Broker:
-    """A broker that answers; its methods return when what they say is so."""
+    """A running broker; its methods return when their effect is visible."""
 
     address: str
-    folder: Path | None = None  # none: it was named, and is not ours to break
+    folder: Path | None = None  # None for a named one, which is never stopped
     ports: dict[str, int] = field(default_factory=dict)
 
-    # ---- breaking it
+    # ---- stopping it
 
     def start(self) -> None:
         assert self.folder
         _script("start", "--data", str(self.folder), *_settings(self.folder, self.ports))
-        # It answers before it leads anything again: who asks too early is told of topics without leaders.
+        # It answers before its partitions have leaders.
         wait_for(lambda: run_now(self._with_admin(_has_leaders)), "the broker to lead its topics")
 
     def stop(self) -> None:
-        """A clean end; what runs with it sees its connections closed."""
-        self._ours()
+        """Stops it cleanly; clients see their connections closed."""
+        self.require_own()
         _script("stop", "--data", str(self.folder))
 
     def kill(self) -> None:
-        """By SIGKILL."""
+        """Sends SIGKILL."""
         self.send(signal.SIGKILL)
-        wait_for(lambda: not is_alive(self._pid), "the broker to be gone")
+        wait_for(lambda: not is_alive(self._pid), "the broker to end")
 
     def move(self) -> None:
         """Restarts it at another address."""
@@ -77,8 +77,8 @@ class Broker:
         self.start()
 
     def send(self, number: int) -> None:
-        """A signal; SIGSTOP and SIGCONT make it deaf for a while."""
-        self._ours()
+        """Sends a signal; SIGSTOP and SIGCONT pause it."""
+        self.require_own()
         os.kill(self._pid, number)
 
     @property
@@ -86,39 +86,39 @@ class Broker:
         assert self.folder
         return int((self.folder / "broker.lock").read_text())
 
-    def _ours(self) -> None:
+    def require_own(self) -> None:
         if self.folder is None:
-            pytest.skip(f"the broker that {NAMED} names is not ours to break or to ask for certificates")
+            pytest.skip(f"the broker named by {NAMED} is not stopped by tests, and has no known certificates")
 
-    # ---- its other doors
+    # ---- its other listeners
 
     def proxied(self) -> tuple[int, int]:
-        """Ports for a proxy: where clients are told that the broker is, and where it is."""
-        self._ours()
+        """Ports for a proxy: the advertised one, and the one that the broker listens on."""
+        self.require_own()
         return self.ports["PROXY"], self.ports["PROXIED"]
 
-    def door(self, protocol: str) -> str:
-        """Where it answers by SSL, SASL_PLAINTEXT (mechanism PLAIN) or SASL_SSL (SCRAM-SHA-256)."""
-        self._ours()
+    def listener(self, protocol: str) -> str:
+        """The address for SSL, SASL_PLAINTEXT (mechanism PLAIN) or SASL_SSL (SCRAM-SHA-256)."""
+        self.require_own()
         return f"localhost:{self.ports[protocol]}"
 
     @property
     def ca_file(self) -> Path:
         """The authority that signed its certificate."""
-        self._ours()
+        self.require_own()
         assert self.folder
         return self.folder / "ca.pem"
 
     def add_scram_user(self, name: str, password: str) -> None:
-        """By Kafka's own tool, since no client of ours can."""
-        self._ours()
+        """Uses Kafka's own tool, since aiokafka cannot."""
+        self.require_own()
         libs = f"{_script('fetch').partition(' is in ')[2].strip().rstrip('.')}/libs/*"
         tool = ["java", "-XX:TieredStopAtLevel=1", "-cp", libs, "kafka.admin.ConfigCommand", "--alter"]
         who = ["--bootstrap-server", self.address, "--entity-type", "users", "--entity-name", name]
         what = ["--add-config", f"SCRAM-SHA-256=[iterations=4096,password={password}]"]
         subprocess.run([*tool, *who, *what], check=True, capture_output=True, text=True)
 
-    # ---- topics, for tests that do not run a loop of their own
+    # ---- topics, for tests without an event loop
 
     def create_topic(self, name: str, partitions: int = 1, **configs: str) -> None:
         run_now(self._create(name, partitions, configs))
@@ -130,27 +130,27 @@ class Broker:
         run_now(self._write(topic, records))
 
     def read(self, topic: str) -> list[ConsumerRecord[bytes, bytes]]:
-        """All that is in it now, by partition and offset; what a transaction left unfinished is not."""
+        """All committed records, by partition and offset."""
         return run_now(self._read(topic))
 
     def end_offsets(self, topic: str) -> dict[int, int]:
         return run_now(self._end_offsets(topic))
 
     def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """What a consumer group says it has done."""
+        """The committed offsets of a consumer group."""
         offsets = run_now(self._with_admin(lambda admin: admin.list_consumer_group_offsets(group)))
         return {(at.topic, at.partition): found.offset for at, found in offsets.items()}
 
     async def _create(self, name: str, partitions: int, configs: Mapping[str, str]) -> None:
-        named = {key.replace("_", "."): value for key, value in configs.items()}
-        topic = NewTopic(name, partitions, 1, topic_configs=named)
+        config = {key.replace("_", "."): value for key, value in configs.items()}
+        topic = NewTopic(name, partitions, 1, topic_configs=config)
 
         async def create(admin: AIOKafkaAdminClient) -> None:
             await admin.create_topics([topic])
             deadline = time.monotonic() + PATIENCE_S
-            while not await _has_leaders(admin, [name]):  # they are chosen a moment later
+            while not await _has_leaders(admin, [name]):  # they are elected a moment later
                 assert time.monotonic() < deadline, f"topic {name} has no leaders"
-                await asyncio.sleep(0.02)  # between two questions to the broker
+                await asyncio.sleep(0.02)  # polling interval
 
         await self._with_admin(create)
 
@@ -190,7 +190,7 @@ class Broker:
 
 
 async def _has_leaders(admin: AIOKafkaAdminClient, topics: list[str] | None = None) -> bool:
-    """Whether these topics have, or all."""
+    """Whether all partitions of these topics, or of all topics, have leaders."""
     return all(
         found["error_code"] == 0 and all(one["error_code"] == 0 for one in found["partitions"])
         for found in await admin.describe_topics(topics)
@@ -204,20 +204,20 @@ async def _ends(admin: AIOKafkaAdminClient, consumer: AIOKafkaConsumer, topic: s
     return ends
 
 
-def begin(folder: Path) -> Broker:
-    """A broker of our own in this folder, up."""
+def start_broker(folder: Path) -> Broker:
+    """A new broker with its data in this folder."""
     folder.mkdir(parents=True, exist_ok=True)
     make_certificates(folder)
     ports = dict(zip((*LISTENERS, "PROXY"), free_ports(len(LISTENERS) + 1), strict=True))
     broker = Broker(f"127.0.0.1:{ports['PLAINTEXT']}", folder, ports)
     broker.start()
-    _stop_when_we_are_gone(folder)
+    _stop_after_this_process(folder)
     return broker
 
 
-def _stop_when_we_are_gone(folder: Path) -> None:
-    """A child that waits for the end of our pipe, which comes even where we are killed."""
-    words = [
+def _stop_after_this_process(folder: Path) -> None:
+    """Starts a child that waits for the end of its stdin, which comes even if this process is killed."""
+    command = [
         "sh",
         "-c",
         'cat; exec "$@" >/dev/null',
@@ -227,32 +227,32 @@ def _stop_when_we_are_gone(folder: Path) -> None:
         "--data",
         str(folder),
     ]
-    _WAITING.append(subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True))
+    _STOPPERS.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
 
 def session_broker(folder: Path) -> Broker:
-    """The one of this run; fails with what to do where none can be had."""
+    """The broker of this run; fails with instructions if there is none."""
     if named := os.environ.get(NAMED):
         host, _, port = named.rpartition(":")
         try:
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, ValueError) as error:
-            pytest.fail(f"{NAMED} is {named}, and nothing answers there ({error})", pytrace=False)
+            pytest.fail(f"{NAMED} is {named}, but nothing answers there ({error})", pytrace=False)
         return Broker(named)
     try:
-        return begin(folder)
+        return start_broker(folder)
     except subprocess.CalledProcessError as error:
-        advice = f"name a running one by {NAMED}=host:port, or leave the Kafka tests out by --no-kafka"
+        advice = f"name a running one with {NAMED}=host:port, or skip the Kafka tests with --no-kafka"
         pytest.fail(f"The Kafka tests need a broker. {error.stderr.strip()} Or {advice}.", pytrace=False)
 
 
 def _settings(folder: Path, ports: Mapping[str, int]) -> list[str]:
-    """Listeners, each on its port; sessions may be shorter than Kafka likes, so that tests need not wait."""
+    """One listener per protocol; short sessions are allowed, so that tests need not wait."""
     module = "org.apache.kafka.common.security"
-    told = {**ports, "PROXIED": ports["PROXY"]}  # a client of this door goes by way of a proxy there, if there is one
+    advertised = {**ports, "PROXIED": ports["PROXY"]}  # clients of this listener go through a proxy
     properties = {
         "listeners": ",".join(f"{name}://127.0.0.1:{ports[name]}" for name in LISTENERS),
-        "advertised.listeners": ",".join(f"{name}://127.0.0.1:{told[name]}" for name in LISTENERS),
+        "advertised.listeners": ",".join(f"{name}://127.0.0.1:{advertised[name]}" for name in LISTENERS),
         "listener.security.protocol.map": ",".join(
             f"{name}:{'PLAINTEXT' if name in ('CONTROLLER', 'PROXIED') else name}"
             for name in ("CONTROLLER", *LISTENERS)
@@ -269,15 +269,15 @@ def _settings(folder: Path, ports: Mapping[str, int]) -> list[str]:
         "listener.name.sasl_ssl.sasl.enabled.mechanisms": "SCRAM-SHA-256",
         "listener.name.sasl_ssl.scram-sha-256.sasl.jaas.config": f"{module}.scram.ScramLoginModule required;",
     }
-    settings = [word for name, value in properties.items() for word in ("--set", f"{name}={value}")]
+    settings = [part for name, value in properties.items() for part in ("--set", f"{name}={value}")]
     return ["--port", str(ports["PLAINTEXT"]), "--memory", "512", *settings]
 
 
 def make_certificates(folder: Path) -> None:
-    """An authority (ca.pem) and what it signed for localhost (server.pem, key and certificate)."""
+    """A certificate authority (ca.pem), and key and certificate for localhost (server.pem)."""
 
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, text=True)
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, text=True)
 
     new_key = ("-newkey", "rsa:2048", "-nodes")
     openssl("req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=tests", "-days", "2")
@@ -292,13 +292,13 @@ def trusting(broker: Broker) -> ssl.SSLContext:
     return ssl.create_default_context(cafile=broker.ca_file)
 
 
-def _script(*words: str) -> str:
-    done = subprocess.run([ROOT / "scripts" / "broker", *words], check=True, capture_output=True, text=True)
+def _script(*arguments: str) -> str:
+    done = subprocess.run([ROOT / "scripts" / "broker", *arguments], check=True, capture_output=True, text=True)
     return done.stdout
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ones: all are held until the last is found."""
+    """Distinct ones: all are held until the last is found."""
     servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [int(server.getsockname()[1]) for server in servers]
     for server in servers:
@@ -307,19 +307,19 @@ def free_ports(count: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it still runs; one that ended and that nobody has waited for does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def wait_for(is_so: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-    """Returns as soon as it is so."""
+def wait_for(condition: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Returns once the condition holds."""
     deadline = time.monotonic() + patience_s
-    while not is_so():
+    while not condition():
         assert time.monotonic() < deadline, f"waited {patience_s:.0f} s for {what}"
-        time.sleep(0.05)  # between two looks: what is waited for is in another process
+        time.sleep(0.05)  # polls another process
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:

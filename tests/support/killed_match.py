@@ -1,8 +1,7 @@
 """`copywatch match` killed by SIGKILL at a named point: python -m tests.support.killed_match POINT COUNT ARGUMENTS...
 
-The point is in the monitor's own code, wrapped here: what runs up to it is what runs in production, and then the
-process is gone, with no chance to tidy up. WRONG has matchers that are broken on purpose: a comparison that does not
-notice them notices nothing.
+The point is a method of the product, wrapped here: the process runs production code up to it, then dies without
+cleaning up. BROKEN has matchers that are incorrect on purpose, to show that the comparison of alerts can fail.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor import cli
-from monitor.kafka.channel import TopicChannel
+from monitor.kafka.channel import KafkaChannel
 from monitor.kafka.partition import Partition
 from monitor.roles.kafka_match import MatchMember
 from monitor.runtime.channel_monitor import ChannelMonitor
@@ -30,12 +29,12 @@ IsNow = Callable[[], bool]
 def around(
     owner: type, name: str, *, after: bool, only_if: Callable[[Any], bool] = lambda _: True
 ) -> Callable[[IsNow], None]:
-    """Before or after a method, as often as `only_if` says so of its object."""
+    """Kills before or after the n-th call of a method for which `only_if` holds."""
     method = getattr(owner, name)
 
     def install(is_now: IsNow) -> None:
         @wraps(method)
-        async def dying(self: Any, *args: Any, **more: Any) -> Any:
+        async def run_and_die(self: Any, *args: Any, **more: Any) -> Any:
             dies = only_if(self) and is_now()
             if dies and not after:
                 die()
@@ -47,7 +46,7 @@ def around(
             return result
 
         @wraps(method)
-        def dying_now(self: Any, *args: Any, **more: Any) -> Any:
+        def run_and_die_now(self: Any, *args: Any, **more: Any) -> Any:
             dies = only_if(self) and is_now()
             if dies and not after:
                 die()
@@ -56,7 +55,7 @@ def around(
                 die()
             return result
 
-        setattr(owner, name, dying if _is_async(method) else dying_now)
+        setattr(owner, name, run_and_die if _is_async(method) else run_and_die_now)
 
     return install
 
@@ -66,75 +65,77 @@ def _is_async(method: Any) -> bool:
 
 
 def _has_alerts(partition: Any) -> bool:
-    return bool(partition._alerts)
+    return bool(partition._results.alerts)
 
 
 POINTS: dict[str, Callable[[IsNow], None]] = {
     "after poll": around(Partition, "feed", after=True),
-    "before a second is matched": around(TopicChannel, "take", after=False),
-    "after a second is matched": around(TopicChannel, "take", after=True),
+    "before a second is matched": around(KafkaChannel, "process", after=False),
+    "after a second is matched": around(KafkaChannel, "process", after=True),
     "in the network": around(Models, "read", after=True),
-    "alert decided, nothing written": around(Partition, "_keep", after=False, only_if=_has_alerts),
-    "alert written, before the snapshot": around(Partition, "_tell", after=True, only_if=_has_alerts),
-    "before the snapshot": around(Partition, "_save", after=False),
-    "after the snapshot": around(Partition, "_save", after=True),
-    "all written, before the commit": around(Partition, "_move", after=True),
-    "after the commit": around(Partition, "_keep", after=True, only_if=_has_alerts),
+    "alert decided, nothing written": around(Partition, "_commit", after=False, only_if=_has_alerts),
+    "alert written, before the snapshot": around(Partition, "_send_results", after=True, only_if=_has_alerts),
+    "before the snapshot": around(Partition, "_send_state", after=False),
+    "after the snapshot": around(Partition, "_send_state", after=True),
+    "all written, before the commit": around(Partition, "_send_offset", after=True),
+    "after the commit": around(Partition, "_commit", after=True, only_if=_has_alerts),
     "on revoke": around(MatchMember, "on_partitions_revoked", after=False),
     "revoked": around(MatchMember, "on_partitions_revoked", after=True),
     "on assign": around(MatchMember, "on_partitions_assigned", after=False),
     "assigned": around(MatchMember, "on_partitions_assigned", after=True),
-    "partition taken over": around(Partition, "_open", after=True),
+    "partition opened": around(Partition, "_open", after=True),
     "on restore": around(ChannelMonitor, "restore", after=True),
 }
 
-AT_WORK = list(POINTS)[:10]  # where a member passes that has something to match; the others are about changing hands
+PROCESSING_POINTS = list(POINTS)[
+    :10
+]  # reached by every member that processes records; the others are part of a rebalance
 
 
-def forgets_state(_: IsNow) -> None:
-    """Commits how far it read, and keeps nothing of what it knows: whatever is open is lost with it."""
-    save = Partition._save
+def store_no_state(_: IsNow) -> None:
+    """Commits the offset without the state of channels: open alerts are lost."""
+    send_state = Partition._send_state
 
-    async def forgetting(self: Partition, producer: Any, states: Any) -> None:
-        await save(self, producer, [])
+    async def send_nothing(self: Partition, producer: Any, states: Any) -> None:
+        await send_state(self, producer, [])
 
-    Partition._save = forgetting  # type: ignore[method-assign]
+    Partition._send_state = send_nothing  # type: ignore[method-assign]
 
 
-def tells_twice(_: IsNow) -> None:
-    """Begins anew wherever it takes over, in the middle of whatever is on: an alert gets another id."""
-    restore = TopicChannel.restore
+def start_fresh(_: IsNow) -> None:
+    """Starts every channel fresh after a take-over, in the middle of a copy: the alert gets another id."""
+    restore = KafkaChannel.restore
 
-    def refusing(self: TopicChannel, content: bytes, headers: Any, first: int) -> Any:
+    def refusing(self: KafkaChannel, content: bytes, headers: Any, first: int) -> Any:
         return restore(self, b"", [header for header in headers if header[0] != "start"], first)
 
-    TopicChannel.restore = refusing  # type: ignore[method-assign]
+    KafkaChannel.restore = refusing  # type: ignore[method-assign]
 
 
-def refuses_snapshots(_: IsNow) -> None:
-    """Can go on from no snapshot, as one of another version can not: it reads again what it needs, and is right."""
-    restore = TopicChannel.restore
+def refuse_snapshots(_: IsNow) -> None:
+    """Refuses every snapshot, as another version would: it replays the records it needs and emits the same alerts."""
+    restore = KafkaChannel.restore
 
-    def refusing(self: TopicChannel, content: bytes, headers: Any, first: int) -> Any:
+    def refusing(self: KafkaChannel, content: bytes, headers: Any, first: int) -> Any:
         return restore(self, b"", headers, first)
 
-    TopicChannel.restore = refusing  # type: ignore[method-assign]
+    KafkaChannel.restore = refusing  # type: ignore[method-assign]
 
 
-WRONG: dict[str, Callable[[IsNow], None]] = {"keeps no state": forgets_state, "cannot restore": tells_twice}
+BROKEN: dict[str, Callable[[IsNow], None]] = {"stores no state": store_no_state, "cannot restore": start_fresh}
 REFUSING = "refuses snapshots"
 
 
-def live(arguments: list[str], log: str, point: str, count: int, wrong: str) -> None:
-    """One life in a process of its own; everything said goes to the log."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: gone with the tests
+def run_role(arguments: list[str], log: str, point: str, count: int, broken: str) -> None:
+    """Runs a command in a process of its own; its output goes to the log."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it dies with the tests
     with Path(log).open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     for name in [name for name in os.environ if name.startswith("COPYWATCH_")]:
         del os.environ[name]
-    if wrong:
-        (WRONG | {REFUSING: refuses_snapshots})[wrong](counted(1))
+    if broken:
+        (BROKEN | {REFUSING: refuse_snapshots})[broken](counted(1))
     if point:
         POINTS[point](counted(count))
     cli.main(arguments)

@@ -1,7 +1,7 @@
 """`copywatch serve` killed by SIGKILL at a named point: python -m tests.support.killed_serve POINT COUNT ARGUMENTS...
 
-The point is in the monitor's own code, wrapped here: what runs up to it is what runs in production, and then the
-process is gone, with no chance to tidy up.
+The point is a method of the product, wrapped here: the process runs production code up to it, then dies without
+cleaning up.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ def counted(count: int) -> Callable[[], bool]:
 
 
 def around_write(is_now: Callable[[], bool], *, after: bool) -> None:
-    """Before or after the transaction that holds an alert."""
+    """Before or after the transaction that stores an alert."""
     write = Outbox.write
 
-    def dying(
+    def run_and_die(
         self: Outbox, entries: Sequence[OutboxEntry], delivered: Mapping[str, Collection[int]] | None = None
     ) -> None:
         dies = any(entry.alerts for entry in entries) and is_now()
@@ -51,14 +51,14 @@ def around_write(is_now: Callable[[], bool], *, after: bool) -> None:
         if dies:
             die()
 
-    Outbox.write = dying  # type: ignore[method-assign]
+    Outbox.write = run_and_die  # type: ignore[method-assign]
 
 
 def around_line(is_now: Callable[[], bool], *, after: bool) -> None:
-    """In the middle of a line of the file, or after it and before that is noted."""
+    """In the middle of a line of the file, or after it and before the delivery is stored."""
     send = JsonLinesSink.send
 
-    def dying(self: JsonLinesSink, alerts: list[Alert]) -> None:
+    def run_and_die(self: JsonLinesSink, alerts: list[Alert]) -> None:
         dies = is_now()
         if dies and not after:
             with self.path.open("ab") as file:
@@ -68,33 +68,33 @@ def around_line(is_now: Callable[[], bool], *, after: bool) -> None:
         if dies:
             die()
 
-    JsonLinesSink.send = dying  # type: ignore[method-assign]
+    JsonLinesSink.send = run_and_die  # type: ignore[method-assign]
 
 
 def at_snapshot(is_now: Callable[[], bool]) -> None:
-    """With a snapshot in memory that no disk has."""
+    """With a snapshot in memory that is not stored yet."""
     snapshot = ChannelMonitor.snapshot
 
-    def dying(self: ChannelMonitor, position: Mapping[str, object]) -> bytes:
+    def run_and_die(self: ChannelMonitor, position: Mapping[str, object]) -> bytes:
         content = snapshot(self, position)
         if is_now():
             die()
         return content
 
-    ChannelMonitor.snapshot = dying  # type: ignore[method-assign]
+    ChannelMonitor.snapshot = run_and_die  # type: ignore[method-assign]
 
 
 def at_restore(is_now: Callable[[], bool]) -> None:
-    """Just gone on, with nothing done yet."""
+    """Right after a channel was restored."""
     restore = ChannelMonitor.restore
 
-    def dying(self: ChannelMonitor, content: bytes) -> object:
-        resumed = restore(self, content)
+    def run_and_die(self: ChannelMonitor, content: bytes) -> object:
+        restored = restore(self, content)
         if is_now():
             die()
-        return resumed
+        return restored
 
-    ChannelMonitor.restore = dying  # type: ignore[method-assign, assignment]
+    ChannelMonitor.restore = run_and_die  # type: ignore[method-assign, assignment]
 
 
 POINTS: dict[str, Callable[[Callable[[], bool]], None]] = {

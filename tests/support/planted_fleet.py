@@ -1,7 +1,7 @@
-"""A fleet on a real broker: channels of planted feature rows in a topic, a library, and members that come and go.
+"""A group of matchers on a real broker: planted feature rows in a topic, a library, and members that join and leave.
 
-Members are forked from a process that has imported everything and done nothing, so that a life costs a second, not
-four; each then runs `copywatch match` as anybody would, with a configuration file.
+Members are forked from a process that has imported everything and done nothing, so that a start takes one second
+instead of four; each then runs `copywatch match` with a configuration file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aiokafka.errors import KafkaError
 
 from monitor.alerting.alerts import ENDED, RETRACTED
 from monitor.ingest.clock import ChannelEpoch
-from monitor.kafka.records import end_of, record_of
+from monitor.kafka.records import end_record, sample_record
 from reference_db.features.encoder import load_encoder
 from reference_db.store.catalog import Catalog, Reference, ReferenceFeatures, ReferenceId
 from tests.support import killed_match
@@ -35,20 +35,20 @@ from tests.support.planted_channels import BEGAN, FILMS, Part, film_rows, plant
 FORKING = multiprocessing.get_context("forkserver")
 FORKING.set_forkserver_preload(["tests.support.killed_match"])
 SESSION_S = 3.0
-_NUMBERS = itertools.count()  # of members without a name
+_NUMBERS = itertools.count()  # of members without an instance name
 
-Told = dict[str, Any]  # an alert as it is in the topic
+AlertEvent = dict[str, Any]  # as in the topic
 
 
 @dataclass(frozen=True)
-class House:
-    """A library of planted films, in which the shipped encoder believes."""
+class PlantedLibrary:
+    """A data folder with planted films, as if the shipped encoder had registered them."""
 
     folder: Path
     encoder_id: str
 
     @classmethod
-    def build(cls, folder: Path) -> House:
+    def build(cls, folder: Path) -> PlantedLibrary:
         encoder_id = load_encoder().encoder_id
         with Catalog.open(folder / "data", write=True) as catalog:
             for name in FILMS:
@@ -61,7 +61,7 @@ class House:
 
 
 def programme(seed: int, seconds: int) -> list[Part]:
-    """So many seconds of a channel: copies between other things, some broken by dull or lost seconds or a new clock."""
+    """The parts of a channel: copies between noise, some interrupted by blank or lost seconds or a new clock."""
     rng, parts = random.Random(seed), [Part(8, noise=1.0)]
     while sum(part.seconds for part in parts) < seconds:
         film = rng.choice(FILMS)
@@ -75,49 +75,51 @@ def programme(seed: int, seconds: int) -> list[Part]:
         )
         parts.append(copy)
         if rng.random() < 0.3:
-            broken = rng.choice([Part(3, dull=True, noise=1.0), Part(4, lost=True)])
-            parts += [broken, replace(copy, seconds=8, from_s=copy.from_s + copy.seconds + broken.seconds)]
+            break_ = rng.choice([Part(3, dull=True, noise=1.0), Part(4, lost=True)])
+            parts += [break_, replace(copy, seconds=8, from_s=copy.from_s + copy.seconds + break_.seconds)]
         parts.append(Part(rng.randint(9, 16), noise=1.0, new_epoch=rng.random() < 0.1))
     return parts
 
 
-def records(house: House, channel: str, parts: Sequence[Part], seed: int, partition: int | None = None) -> list[Record]:
-    """The programme as feature rows, and the record that says that the stream ended."""
-    air, found = plant(parts, seed), []
-    for sample, encoded in zip(air.samples, air.rows, strict=True):
+def records(
+    library: PlantedLibrary, channel: str, parts: Sequence[Part], seed: int, partition: int | None = None
+) -> list[Record]:
+    """The parts as records of feature rows, and the end record."""
+    stream, found = plant(parts, seed), []
+    for sample, encoded in zip(stream.samples, stream.rows, strict=True):
         epoch = ChannelEpoch(channel, sample.epoch.name, sample.epoch.began_at, sample.epoch.first_s)
-        one = record_of(replace(sample, epoch=epoch), encoded, house.encoder_id)
+        one = sample_record(replace(sample, epoch=epoch), encoded, library.encoder_id)
         found.append(Record(one["value"], one["key"], one["headers"], partition))
-    last = air.samples[-1]
-    end = end_of(channel, (last.second + 1) * 1000, last.epoch.name, last.arrived_at + timedelta(seconds=1))
+    last = stream.samples[-1]
+    end = end_record(channel, (last.second + 1) * 1000, last.epoch.name, last.arrived_at + timedelta(seconds=1))
     return [*found, Record(end["value"], end["key"], end["headers"], partition)]
 
 
 def interleaved(channels: Sequence[Sequence[Record]]) -> list[Record]:
-    """As live channels would come: a second of each in turn."""
+    """In the order of live channels: a second of each in turn."""
     longest = max(len(one) for one in channels)
     return [one[n] for n in range(longest) for one in channels if n < len(one)]
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """Members of one group, with topics of their own for alerts and state; the frames may be shared."""
+class PlantedFleet:
+    """One consumer group, with its own topics of alerts and state; groups may share the frames."""
 
-    house: House
+    library: PlantedLibrary
     broker: Broker
     name: str
     frames: str
     session_s: float = SESSION_S
 
     @property
-    def alerts(self) -> str:
+    def alerts_topic(self) -> str:
         return f"{self.name}.alerts"
 
     def config(self, instance: str | None = None, logging: dict[str, str] | None = None, **more: Any) -> Path:
         kafka = {
             "bootstrap": self.broker.address,
             "frames": self.frames,
-            "alerts": self.alerts,
+            "alerts": self.alerts_topic,
             "state": f"{self.name}.state",
             "channels": f"{self.name}.channels",
             "group": self.name,
@@ -126,98 +128,100 @@ class Fleet:
             **({"instance": instance} if instance else {}),
             **more,
         }
-        folder = self.house.folder / self.name
+        folder = self.library.folder / self.name
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{instance or f'member-{next(_NUMBERS)}'}.yaml"
-        settings = {"data_dir": str(self.house.folder / "data"), "web": {"port": 0}, "kafka": kafka}
+        settings = {"data_dir": str(self.library.folder / "data"), "web": {"port": 0}, "kafka": kafka}
         path.write_text(yaml.safe_dump(settings | ({"logging": logging} if logging else {})))
         return path
 
     def member(
-        self, instance: str | None = None, point: str = "", count: int = 1, wrong: str = "", **more: Any
-    ) -> Member:
+        self, instance: str | None = None, point: str = "", count: int = 1, broken: str = "", **more: Any
+    ) -> RoleProcess:
         config = self.config(instance, **more)
-        return Member(["match", "--config", str(config)], config.with_suffix(".log"), point, count, wrong)
+        return RoleProcess(["match", "--config", str(config)], config.with_suffix(".log"), point, count, broken)
 
     def is_done(self) -> bool:
-        """Whether all that is in the topic of frames is in the state."""
+        """Whether the group has committed all frames of the topic."""
         try:
             done, ends = self.broker.committed(self.name), self.broker.end_offsets(self.frames)
-        except (KafkaError, TimeoutError):  # the group is just being made, or the broker is away on purpose
+        except (KafkaError, TimeoutError):  # the group is being created, or the broker is stopped on purpose
             return False
         return all(done.get((self.frames, partition), 0) >= end for partition, end in ends.items())
 
-    def told(self) -> list[Told]:
-        """Every alert of the topic, in its order."""
-        return [json.loads(record.value) for record in self.broker.read(self.alerts)]
+    def read_alerts(self) -> list[AlertEvent]:
+        """Every event of the alert topic, in order."""
+        return [json.loads(record.value) for record in self.broker.read(self.alerts_topic)]
 
 
-class Member:
+class RoleProcess:
     """One process of `copywatch match`, or of another role."""
 
-    def __init__(self, arguments: list[str], log: Path, point: str = "", count: int = 1, wrong: str = "") -> None:
+    def __init__(self, arguments: list[str], log: Path, point: str = "", count: int = 1, broken: str = "") -> None:
         self.log = log
         self.point = point
-        self._said = log.stat().st_size if log.exists() else 0
-        self.process = FORKING.Process(target=killed_match.live, args=(arguments, str(log), point, count, wrong))
+        self._log_start = log.stat().st_size if log.exists() else 0
+        self.process = FORKING.Process(target=killed_match.run_role, args=(arguments, str(log), point, count, broken))
         self.process.start()
 
     @property
     def is_alive(self) -> bool:
         return self.process.is_alive()
 
-    def said(self) -> str:
-        """What this life wrote to its log."""
+    def log_text(self) -> str:
+        """What this process wrote to its log."""
         if not self.log.exists():
             return ""
         with self.log.open("rb") as file:
-            file.seek(self._said)
+            file.seek(self._log_start)
             return file.read().decode(errors="replace")
 
-    def wait_until_it_says(self, words: str) -> None:
-        def is_said() -> bool:
-            assert self.is_alive or words in self.said(), f"it ended with {self.process.exitcode}:\n{self.said()}"
-            return words in self.said()
+    def wait_for_log(self, text: str) -> None:
+        def has_line() -> bool:
+            assert self.is_alive or text in self.log_text(), (
+                f"it ended with {self.process.exitcode}:\n{self.log_text()}"
+            )
+            return text in self.log_text()
 
-        wait_for(is_said, f"{words!r} in {self.log}")
+        wait_for(has_line, f"{text!r} in {self.log}")
 
     @property
-    def is_at_work(self) -> bool:
-        """Whether it has taken up a partition."""
-        return "goes on at offset" in self.said()
+    def has_open_partition(self) -> bool:
+        """Whether it has opened a partition."""
+        return "continues at offset" in self.log_text()
 
     @property
     def partitions(self) -> set[int]:
-        """Those that it said it was given last."""
-        said = re.findall(r"partitions now: (\[[\d, ]*\]|none)", self.said())
-        return {int(number) for number in re.findall(r"\d+", said[-1])} if said else set()
+        """Its newest assignment."""
+        assigned = re.findall(r"assigned partitions: (\[[\d, ]*\]|none)", self.log_text())
+        return {int(number) for number in re.findall(r"\d+", assigned[-1])} if assigned else set()
 
     @property
-    def at_work(self) -> set[int]:
-        """Those of them that it has taken up since."""
-        since = self.said().rpartition("partitions now:")[2]
-        return {int(number) for number in re.findall(r"partition (\d+) goes on at offset", since)} & self.partitions
+    def open_partitions(self) -> set[int]:
+        """Those of its newest assignment that it has opened since."""
+        since = self.log_text().rpartition("assigned partitions:")[2]
+        return {int(number) for number in re.findall(r"partition (\d+) continues at offset", since)} & self.partitions
 
     def send(self, number: int) -> None:
         if self.process.pid is not None and self.is_alive:
             os.kill(self.process.pid, number)
 
     def kill(self) -> None:
-        """By SIGKILL; returns when it is gone."""
+        """Sends SIGKILL; returns when the process has ended."""
         self.send(signal.SIGKILL)
         self.process.join()
 
     def stop(self) -> int | None:
-        """A clean end; the exit code."""
+        """Sends SIGTERM; returns the exit code."""
         self.send(signal.SIGTERM)
         self.process.join()
         return self.process.exitcode
 
 
-def final(told: Sequence[Told]) -> dict[str, Told]:
-    """The last word on each alert."""
-    last: dict[str, Told] = {}
-    for alert in told:
+def latest_events(events: Sequence[AlertEvent]) -> dict[str, AlertEvent]:
+    """The last event of each alert."""
+    last: dict[str, AlertEvent] = {}
+    for alert in events:
         if alert["id"] not in last or alert["seq"] >= last[alert["id"]]["seq"]:
             last[alert["id"]] = alert
     return last
@@ -225,26 +229,26 @@ def final(told: Sequence[Told]) -> dict[str, Told]:
 
 @dataclass(frozen=True)
 class Difference:
-    """How what was told differs from what an unbroken life tells."""
+    """How the alerts of a trial differ from those of an undisturbed run."""
 
     lost: int
     new: int
     changed: int
     unended: int
-    repeated: int  # events told again, word for word or not; consumers put one over the other
+    repeated: int  # events emitted again; consumers replace one by the other
 
     @property
-    def wrong(self) -> int:
+    def n_wrong(self) -> int:
         return self.lost + self.new + self.changed + self.unended
 
 
-def compare(unbroken: Sequence[Told], told: Sequence[Told]) -> Difference:
-    expected, found = final(unbroken), final(told)
+def compare_alerts(undisturbed: Sequence[AlertEvent], events: Sequence[AlertEvent]) -> Difference:
+    expected, found = latest_events(undisturbed), latest_events(events)
     both = expected.keys() & found.keys()
     return Difference(
         lost=len(expected.keys() - found.keys()),
         new=len(found.keys() - expected.keys()),
         changed=sum(found[one] != expected[one] for one in both),
         unended=sum(found[one]["type"] not in (ENDED, RETRACTED) for one in found),
-        repeated=len(told) - len({(alert["id"], alert["seq"]) for alert in told}),
+        repeated=len(events) - len({(alert["id"], alert["seq"]) for alert in events}),
     )
