@@ -7,18 +7,23 @@ programs of any Linux, so it fails where it starts one that a package of Debian 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler.loadfile import LoadFileScheduling
 
 from monitor.demo.media import Media, make_media
 from tests.support.broker import Broker, session_broker
 from tests.support.recorded_channel import RecordedChannel, record_channel
 
+ROOT = Path(__file__).parent.parent
 MARKER_OF_FIXTURE = {"broker": "broker", "browser": "browser", "demo_media": "slow"}
 NEEDS_PROGRAMS = ("broker", "browser", "system")
 PROGRAMS = pytest.StashKey[str]()
@@ -69,12 +74,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         for fixture in MARKER_OF_FIXTURE.keys() & getattr(item, "fixturenames", ()):
             item.add_marker(MARKER_OF_FIXTURE[fixture])
-    with_kafka = [item for item in items if item.get_closest_marker("broker")]
     if config.getoption("--no-kafka"):
+        with_kafka = [item for item in items if item.get_closest_marker("broker")]
         config.hook.pytest_deselected(items=with_kafka)
         items[:] = [item for item in items if item not in with_kafka]
-    for item in items:  # side by side, a file stays in one process, and all tests of the broker in one
-        item.add_marker(pytest.mark.xdist_group("kafka" if item in with_kafka else str(item.path)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes, a file stays in one, and all files that use the broker are in one."""
+    scheduler = LoadFileScheduling(config, log)
+    scheduler._split_scope = _process_of
+    return scheduler
+
+
+def _process_of(nodeid: str) -> str:
+    file = nodeid.split("::", 1)[0]
+    return "broker" if _uses_broker(file) else file
+
+
+@cache
+def _uses_broker(file: str) -> bool:
+    return re.search(r"\bbroker: Broker\b", (ROOT / file).read_text()) is not None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -43,7 +43,8 @@ N_EVENTS = 46
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(tmp_path, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # not in Python 3.11.2
+        archive.extractall(tmp_path)
     return tmp_path / "v0"
 
 

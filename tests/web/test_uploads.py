@@ -107,7 +107,7 @@ def test_a_video_becomes_a_reference(server: WebAppServer, clip: bytes) -> None:
     while client.get(f"/jobs/{job['id']}")["state"] in ("waiting", "running"):
         nice |= set(_priorities("monitor.roles.registration_child"))
         time.sleep(POLL_S)  # as a client polls
-    assert 10 in nice  # lower priority than the channels
+    assert min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10) in nice  # lower priority than the channels
     done = finished(client, job["id"])
     assert (done["state"], done["message"]) == ("done", "added")
     assert (done["result"]["reference"], done["result"]["outcome"]) == ("i-Evil-Film", "added")
