@@ -32,7 +32,7 @@ N_CELLS = 13  # of a side: 13 x 13 cells of three colours are 507 numbers
 
 
 def write_grid(path: Path, *, last: float = 0.0, around_mean: bool = False) -> Path:
-    """The mean colours of 13 x 13 cells, less the mean of all where asked for, and five times the number `last`."""
+    """Writes an encoder of the mean colours of 13 x 13 cells, optionally less their mean, and five numbers `last`."""
     graph = f"""
         bands = MatMul(above, pictures)
         cells = MatMul(bands, beside)
@@ -46,7 +46,7 @@ def write_grid(path: Path, *, last: float = 0.0, around_mean: bool = False) -> P
 
 
 def write_hanging(path: Path) -> Path:
-    """An encoder that never returns from a white picture, which is 2.2 to 2.6 by ImageNet's mean and spread."""
+    """Writes an encoder that never returns from a white picture, which is 2.2 to 2.6 by ImageNet's mean and spread."""
     graph = f"""
         light = ReduceMean<keepdims = 0>(pictures)
         is_white = Greater(light, white)
@@ -65,7 +65,7 @@ def write_hanging(path: Path) -> Path:
 
 
 def write_slow(path: Path, n_rounds: int) -> Path:
-    """The shipped frame encoder, which runs n_rounds times more often on a bright picture than on a dark one."""
+    """Writes the shipped frame encoder, repeated n_rounds times more for a bright picture than for a dark one."""
     graph = f"""
         scaled = Mul(pictures, imagenet_std)
         light = Add(scaled, imagenet_mean)
@@ -74,8 +74,8 @@ def write_slow(path: Path, n_rounds: int) -> Path:
         is_bright = Greater(level, half)
         more = Where(is_bright, n_rounds, none)
         rounds = Add(more, one)
-        rows = Loop<body = again (int64 round, bool was, {ROW} before) => (bool goes_on, {ROW} after) {{
-            goes_on = Identity(was)
+        rows = Loop<body = again (int64 round, bool was, {ROW} before) => (bool continues, {ROW} after) {{
+            continues = Identity(was)
             trace = ReduceMean<keepdims = 0>(before)
             nothing = Mul(trace, tiny)
             uneven = Add(squares, nothing)
@@ -88,7 +88,7 @@ def write_slow(path: Path, n_rounds: int) -> Path:
         "contrast": np.float32(255 / 128),
         "grey": np.float32(127 / 128),
         "half": np.float32(0.5),
-        "tiny": np.float32(1e-30),  # so that no round can be left out as equal to the one before
+        "tiny": np.float32(1e-30),  # so that OpenVINO cannot skip a round as equal to the previous one
         "n_rounds": np.int64(n_rounds),
         "none": np.int64(0),
         "one": np.int64(1),
@@ -119,7 +119,7 @@ def _write(path: Path, graph: str, constants: dict[str, Any], body: onnx.GraphPr
 
 
 def _pooling(n: int) -> dict[str, NDArray[np.float32]]:
-    """What averages a picture's rows and columns into n x n cells, as torch's adaptive average pooling does."""
+    """Matrices that average a picture into n x n cells, as torch's adaptive average pooling does."""
     shares = np.zeros((n, PICTURE_SIDE), np.float32)
     for cell in range(n):
         first, end = cell * PICTURE_SIDE // n, -(-(cell + 1) * PICTURE_SIDE // n)
