@@ -78,7 +78,7 @@ def streams(args: argparse.Namespace, say: Say) -> dict[str, Part]:
         say(f"{name}: {json.dumps(figures)}")
 
     for repeat in range(args.repeats):
-        long = streams.long_scenarios(args.gone_for) if repeat == 0 and not args.short else {}
+        long = streams.long_scenarios(args.away_for) if repeat == 0 and not args.short else {}
         scenarios = {**long, **streams.SCENARIOS}
         chosen = {name: scenario for name, scenario in scenarios.items() if args.only in name}
         if chosen:
@@ -125,7 +125,7 @@ def kafka(args: argparse.Namespace, say: Say) -> dict[str, Part]:
         node = broker.start_broker(Path(folder) / "broker")
         try:
             say("an undisturbed run")
-            baseline = kafka.Baseline.build(Path(folder) / "house", node, args.seed, args.channels, args.seconds)
+            baseline = kafka.Baseline.build(Path(folder) / "library", node, args.seed, args.channels, args.seconds)
             run(
                 "kill -9 of matchers",
                 lambda seed: kafka.kills(baseline, seed, args.kills_each),
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     channels.add_argument("--cases", type=int, default=10**6, help="number of bad files; by default all")
     channels.add_argument("--only", default="", help="only parts whose name contains this text")
     channels.add_argument("--short", action="store_true", help="without the scenarios that take minutes or an hour")
-    channels.add_argument("--gone-for", type=float, default=3600.0, help="seconds of the long outage")
+    channels.add_argument("--away-for", type=float, default=3600.0, help="seconds of the long outage")
     channels.set_defaults(run=streams)
     process = commands.add_parser("serve", help="a running monitor and its machine; needs root, strace and faketime")
     process.add_argument("--at-once", type=int, default=3, help="scenarios that run at the same time")

@@ -25,13 +25,13 @@ from tests.support.running_source import FPS, LENGTH_S, SHORT_TIMEOUTS, RunningS
 def jump(by_s: float) -> Callable[[ClipSet], Figures]:
     def scenario(clips: ClipSet) -> Figures:
         with clips.channel(f"jump{by_s:.0f}") as channel:
-            channel.air.jump_s += by_s
-            channel.watched.wait(lambda: len(channel.watched.epochs) == 2, "second epoch")
-            channel.watched.wait_for_more()
-            epochs = channel.watched.epochs
+            channel.stream.jump_s += by_s
+            channel.running.wait(lambda: len(channel.running.epochs) == 2, "second epoch")
+            channel.running.wait_for_more()
+            epochs = channel.running.epochs
             assert len(epochs) == 2, epochs
-            assert channel.watched.value("copywatch_epochs_total") == 2
-            after = [one.second for one in channel.watched.samples if one.epoch == epochs[1]]
+            assert channel.running.value("copywatch_epochs_total") == 2
+            after = [one.second for one in channel.running.samples if one.epoch == epochs[1]]
             assert after == list(range(after[0], after[0] + len(after)))  # not stretched across the jump
             return {"epochs": 2}
 
@@ -40,23 +40,23 @@ def jump(by_s: float) -> Callable[[ClipSet], Figures]:
 
 def one_wrap(clips: ClipSet) -> Figures:
     """The clock passes 2^33 ticks during the stream."""
-    air = LiveStream(clips.clip, LENGTH_S, start_s=WRAP / 90_000 - 8)
-    with serve_stream(air) as web, running_source(f"http://127.0.0.1:{web.port}/x.ts", "wrap") as watched:
-        watched.wait(lambda: air.at_s > 11 and len(watched.samples) >= 6, "wrap")
-        watched.wait_for_more()
-        assert len(watched.epochs) == 1
-        assert watched.holes == []
+    stream = LiveStream(clips.clip, LENGTH_S, start_s=WRAP / 90_000 - 8)
+    with serve_stream(stream) as web, running_source(f"http://127.0.0.1:{web.port}/x.ts", "wrap") as running:
+        running.wait(lambda: stream.at_s > 11 and len(running.samples) >= 6, "wrap")
+        running.wait_for_more()
+        assert len(running.epochs) == 1
+        assert running.holes == []
         # A decoder that starts after the wrap has not seen it.
-        os.kill(watched.source._child.pid, signal.SIGKILL)  # type: ignore[union-attr]
-        watched.wait_for_more(4)
-        assert len(watched.epochs) == 1
-        return {"seconds": len(watched.samples)}
+        os.kill(running.source._child.pid, signal.SIGKILL)  # type: ignore[union-attr]
+        running.wait_for_more(4)
+        assert len(running.epochs) == 1
+        return {"seconds": len(running.samples)}
 
 
 def many_wraps(clips: ClipSet, laps: float = 4.2) -> Figures:
     """Several wraps in one connection, days of stream time: a picture every 9 s, sent as fast as it is read."""
-    air = LiveStream(clips.clip, LENGTH_S)
-    second = air.seconds(0, 1)
+    stream = LiveStream(clips.clip, LENGTH_S)
+    second = stream.seconds(0, 1)
     step, n_steps = 9, int(laps * WRAP / 90_000 / 9)
 
     def answer(request: BaseHTTPRequestHandler) -> None:
@@ -71,18 +71,18 @@ def many_wraps(clips: ClipSet, laps: float = 4.2) -> Figures:
         settings = ChannelSettings(name="wraps", url=f"http://127.0.0.1:{web.port}/x.ts", mode="exact")
         timeouts = replace(SHORT_TIMEOUTS, no_progress_s=30)
         source = LiveSource(settings, metrics, timeouts=timeouts, real_time=False)
-        watched = RunningSource(source, metrics, pictures=False)  # days of pictures
+        running = RunningSource(source, metrics, pictures=False)  # days of pictures
         try:
-            while not watched.samples or watched.samples[-1].second < (n_steps - 9) * step:
-                watched.wait_for_more()
-            seconds = watched.seconds
-            assert len(watched.epochs) == 1, watched.epochs
+            while not running.samples or running.samples[-1].second < (n_steps - 9) * step:
+                running.wait_for_more()
+            seconds = running.seconds
+            assert len(running.epochs) == 1, running.epochs
             assert all(b > a for a, b in pairwise(seconds))
             span_s = seconds[-1] - seconds[0]
             assert abs(span_s - n_steps * step) < 11 * step  # the last samples may still be on their way
             return {"wraps": int(laps), "hours": span_s / 3600}
         finally:
-            watched.close()
+            running.close()
 
 
 def _numbered_packets(packets: bytes, n: int) -> bytes:
@@ -112,11 +112,11 @@ def recording_as_live(clips: ClipSet) -> Figures:
         request.end_headers()
         request.wfile.write(path.read_bytes())
 
-    with WebServer(answer) as web, running_source(f"http://127.0.0.1:{web.port}/vod.ts", "vod") as watched:
-        watched.wait(lambda: len(watched.samples) >= 60, "burst")
-        began, n = time.monotonic(), len(watched.samples)
+    with WebServer(answer) as web, running_source(f"http://127.0.0.1:{web.port}/vod.ts", "vod") as running:
+        running.wait(lambda: len(running.samples) >= 60, "burst")
+        began, n = time.monotonic(), len(running.samples)
         time.sleep(4)  # there is no event to wait for: nothing more may arrive in this time
-        n_more = len(watched.samples) - n
+        n_more = len(running.samples) - n
         assert n_more <= 1.02 * (time.monotonic() - began) + 4, n_more
         return {"after_burst_s": n_more}
 
@@ -134,9 +134,9 @@ def missing_times(clips: ClipSet) -> Figures:
             request.wfile.write(path.read_bytes())
             time.sleep(2)  # real time
 
-    with WebServer(answer) as web, running_source(f"http://127.0.0.1:{web.port}/x.h264", "raw") as watched:
-        watched.wait(lambda: len(watched.samples) >= 4, "seconds")
-        seconds = watched.seconds
+    with WebServer(answer) as web, running_source(f"http://127.0.0.1:{web.port}/x.h264", "raw") as running:
+        running.wait(lambda: len(running.samples) >= 4, "seconds")
+        seconds = running.seconds
         assert seconds == list(range(seconds[0], seconds[0] + len(seconds)))
         return {"seconds": len(seconds)}
 
@@ -150,14 +150,14 @@ def variable_rate(clips: ClipSet) -> Figures:
     timeouts = replace(SHORT_TIMEOUTS, no_progress_s=10)
     with (
         serve_stream(LiveStream(path, LENGTH_S)) as web,
-        running_source(f"http://127.0.0.1:{web.port}/x.ts", "variable", timeouts=timeouts) as watched,
+        running_source(f"http://127.0.0.1:{web.port}/x.ts", "variable", timeouts=timeouts) as running,
     ):
-        watched.wait_for_more(8)
-        assert watched.holes
-        assert {reason for _, _, reason in watched.holes} == {"unseen"}
-        assert len(watched.epochs) == 1
-        assert sum_of(watched, "copywatch_reconnects_total") == 0
-        return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
+        running.wait_for_more(8)
+        assert running.holes
+        assert {reason for _, _, reason in running.holes} == {"unseen"}
+        assert len(running.epochs) == 1
+        assert sum_of(running, "copywatch_reconnects_total") == 0
+        return {"seconds": len(running.samples), "missed_s": sum(n for _, n, _ in running.holes)}
 
 
 def picture_rate(every_s: float) -> Callable[[ClipSet], Figures]:
@@ -171,14 +171,14 @@ def picture_rate(every_s: float) -> Callable[[ClipSet], Figures]:
         timeouts = replace(SHORT_TIMEOUTS, no_progress_s=6 + 4 * every_s)
         with (
             serve_stream(LiveStream(path, length_s)) as web,
-            running_source(f"http://127.0.0.1:{web.port}/x.ts", f"every{every_s:.3f}", timeouts=timeouts) as watched,
+            running_source(f"http://127.0.0.1:{web.port}/x.ts", f"every{every_s:.3f}", timeouts=timeouts) as running,
         ):
-            watched.wait_for_more(5)
-            assert {n for _, n, _ in watched.holes} <= {max(0, round(every_s) - 1)}, watched.holes
-            assert len(watched.epochs) == 1, watched.epochs
-            reconnects = sum_of(watched, "copywatch_reconnects_total")
+            running.wait_for_more(5)
+            assert {n for _, n, _ in running.holes} <= {max(0, round(every_s) - 1)}, running.holes
+            assert len(running.epochs) == 1, running.epochs
+            reconnects = sum_of(running, "copywatch_reconnects_total")
             # FFmpeg needs three pictures within 10 s to open a stream; at one every 5 s this may take a second attempt.
-            assert reconnects <= (every_s > 2), (reconnects, watched.seconds)
-            return {"seconds": len(watched.samples), "reconnects": reconnects}
+            assert reconnects <= (every_s > 2), (reconnects, running.seconds)
+            return {"seconds": len(running.samples), "reconnects": reconnects}
 
     return scenario

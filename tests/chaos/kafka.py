@@ -90,12 +90,12 @@ class MemberGroup:
 
     def remove_dead(self) -> list[str]:
         """Removes members that died since the last call; returns their names."""
-        gone = [name for name, member in self.members.items() if not member.is_alive]
-        for name in gone:
+        dead = [name for name, member in self.members.items() if not member.is_alive]
+        for name in dead:
             member = self.members.pop(name)
             assert member.process.exitcode == -signal.SIGKILL, f"a member exited:\n{member.log_text()[-3000:]}"
             self.deaths[member.point or "any moment"] += 1
-        return gone
+        return dead
 
     def stop(self) -> None:
         for member in self.members.values():

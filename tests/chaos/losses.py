@@ -27,12 +27,12 @@ def rtsp_datagrams(lost: float, n_seconds: int = 0, mode: str = "exact") -> Call
     """A share of the datagrams is lost: pictures are damaged, without a reconnect."""
 
     def scenario(clips: ClipSet) -> Figures:
-        with _rtsp(clips, f"rtsp-loss-{lost}-{mode}", interleaved=False, mode=mode) as (proxy, watched):
+        with _rtsp(clips, f"rtsp-loss-{lost}-{mode}", interleaved=False, mode=mode) as (proxy, running):
             proxy.lost = lost
-            watched.wait(lambda: _damaged(watched) > 0 and proxy.n_damaged >= 5, "damage")
-            watched.wait_for_more(n_seconds)
+            running.wait(lambda: _damaged(running) > 0 and proxy.n_damaged >= 5, "damage")
+            running.wait_for_more(n_seconds)
             proxy.lost = 0.0
-            figures = _check_recovery(watched)
+            figures = _check_recovery(running)
             assert proxy.n_connections == 1
             return {"lost": proxy.n_damaged, **figures}
 
@@ -43,19 +43,19 @@ def rtsp_in_tcp(n_times: int = 1) -> Callable[[ClipSet], Figures]:
     """Bytes are lost inside packets, and the connection is reset inside one."""
 
     def scenario(clips: ClipSet) -> Figures:
-        with _rtsp(clips, f"rtsp-tcp-{n_times}", interleaved=True) as (proxy, watched):
+        with _rtsp(clips, f"rtsp-tcp-{n_times}", interleaved=True) as (proxy, running):
             for _ in range(n_times):
-                n_damaged, n_problems = proxy.n_damaged, _n_problems(watched)
+                n_damaged, n_problems = proxy.n_damaged, _n_problems(running)
                 proxy.torn = 0.05
-                watched.wait(lambda n=n_damaged: proxy.n_damaged >= n + 2, "torn packets")  # type: ignore[misc]
-                watched.wait(lambda n=n_problems: _n_problems(watched) > n, "damage or a new connection")  # type: ignore[misc]
+                running.wait(lambda n=n_damaged: proxy.n_damaged >= n + 2, "torn packets")  # type: ignore[misc]
+                running.wait(lambda n=n_problems: _n_problems(running) > n, "damage or a new connection")  # type: ignore[misc]
                 proxy.torn = 0.0
-                watched.wait_for_state("up")
-                watched.wait_for_more(2)
+                running.wait_for_state("up")
+                running.wait_for_more(2)
                 n_before = proxy.n_connections
                 proxy.cut = True
-                watched.wait(lambda n=n_before: proxy.n_connections > n, "a new connection")  # type: ignore[misc]
-                figures = _check_recovery(watched)
+                running.wait(lambda n=n_before: proxy.n_connections > n, "a new connection")  # type: ignore[misc]
+                figures = _check_recovery(running)
             return {"damaged_packets": proxy.n_damaged, "connections": proxy.n_connections, **figures}
 
     return scenario
@@ -71,22 +71,22 @@ def rtmp_bytes(n_times: int = 1) -> Callable[[ClipSet], Figures]:
             rtmp_server(clips.folder / name) as server,
             published(_wide(clips), f"rtmp://127.0.0.1:{server}/live/x"),
             FaultProxy(server) as proxy,
-            running_source(f"rtmp://127.0.0.1:{proxy.port}/live/x", name, timeouts=LONGER_TIMEOUTS) as watched,
+            running_source(f"rtmp://127.0.0.1:{proxy.port}/live/x", name, timeouts=LONGER_TIMEOUTS) as running,
         ):
-            watched.wait_for_state("up")
-            watched.wait_for_more()
+            running.wait_for_state("up")
+            running.wait_for_more()
             for _ in range(n_times):
-                before = _damaged(watched)
+                before = _damaged(running)
                 proxy.damage = lambda data: _flip_bits(data, luck)
-                watched.wait(lambda before=before: _damaged(watched) > before, "damage")  # type: ignore[misc]
+                running.wait(lambda before=before: _damaged(running) > before, "damage")  # type: ignore[misc]
                 proxy.damage = None
-                _check_recovery(watched)
+                _check_recovery(running)
                 n_before = proxy.n_connections
                 proxy.damage = lambda data: data[: len(data) // 3] + data[len(data) // 2 :]
-                watched.wait(lambda n=n_before: proxy.n_connections > n, "a new connection")  # type: ignore[misc]
-                assert watched.source.state in ("stalled", "failed")
+                running.wait(lambda n=n_before: proxy.n_connections > n, "a new connection")  # type: ignore[misc]
+                assert running.source.state in ("stalled", "failed")
                 proxy.damage = None
-                figures = _check_recovery(watched)
+                figures = _check_recovery(running)
             return {"connections": proxy.n_connections, **figures}
 
     return scenario
@@ -102,12 +102,12 @@ def _rtsp(
     with (
         rtsp_server(recording) as server,
         RtspProxy(server, interleaved=interleaved, seed=5) as proxy,
-        running_source(f"rtsp://127.0.0.1:{proxy.port}/live", name, mode=mode, timeouts=LONGER_TIMEOUTS) as watched,
+        running_source(f"rtsp://127.0.0.1:{proxy.port}/live", name, mode=mode, timeouts=LONGER_TIMEOUTS) as running,
     ):
-        watched.wait_for_state("up")
-        watched.wait_for_more(4)
-        assert (_damaged(watched), watched.holes, len(watched.epochs)) == (0, [], 1)
-        yield proxy, watched
+        running.wait_for_state("up")
+        running.wait_for_more(4)
+        assert (_damaged(running), running.holes, len(running.epochs)) == (0, [], 1)
+        yield proxy, running
 
 
 def _wide(clips: ClipSet) -> Path:
@@ -122,24 +122,24 @@ def _flip_bits(data: bytes, luck: random.Random) -> bytes:
     return bytes(damaged)
 
 
-def _damaged(watched: RunningSource) -> float:
-    return watched.value("copywatch_damaged_pictures_total")
+def _damaged(running: RunningSource) -> float:
+    return running.value("copywatch_damaged_pictures_total")
 
 
-def _n_problems(watched: RunningSource) -> float:
-    return _damaged(watched) + sum_of(watched, "copywatch_reconnects_total")
+def _n_problems(running: RunningSource) -> float:
+    return _damaged(running) + sum_of(running, "copywatch_reconnects_total")
 
 
-def _check_recovery(watched: RunningSource) -> Figures:
+def _check_recovery(running: RunningSource) -> Figures:
     """Checks the recovery: up, same epoch, gaps reported, and after a few seconds no more damage."""
-    watched.wait_for_more(2)
-    watched.wait_for_state("up")
-    watched.wait_for_more(2)  # earlier damage is counted by the next key frame
-    before = _n_problems(watched)
-    watched.wait_for_more(4)
-    assert _n_problems(watched) == before, (before, _n_problems(watched))
-    assert watched.source.state == "up"
-    assert len(watched.epochs) == 1, watched.epochs
-    assert {reason for _, _, reason in watched.holes} <= {"reconnect", "unseen"}
-    missed = sum(n for _, n, _ in watched.holes)
-    return {"seconds": len(watched.samples), "damaged": _damaged(watched), "missed_s": missed}
+    running.wait_for_more(2)
+    running.wait_for_state("up")
+    running.wait_for_more(2)  # earlier damage is counted by the next key frame
+    before = _n_problems(running)
+    running.wait_for_more(4)
+    assert _n_problems(running) == before, (before, _n_problems(running))
+    assert running.source.state == "up"
+    assert len(running.epochs) == 1, running.epochs
+    assert {reason for _, _, reason in running.holes} <= {"reconnect", "unseen"}
+    missed = sum(n for _, n, _ in running.holes)
+    return {"seconds": len(running.samples), "damaged": _damaged(running), "missed_s": missed}

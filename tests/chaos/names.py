@@ -62,7 +62,7 @@ def hanging(folder: Path) -> dict[str, float]:
     folder.mkdir(parents=True, exist_ok=True)
     resolver = folder / "resolv.conf"
     resolver.write_text(f"nameserver {ADDRESS[0]}\n")
-    clip = write_stream_clip(folder / "air.ts")
+    clip = write_stream_clip(folder / "stream.ts")
     with (
         NameServer() as server,
         serve_stream(LiveStream(clip, LENGTH_S)) as web,

@@ -108,7 +108,7 @@ def one_damaged(data_dir: Path) -> None:
     connection.close()
 
 
-def mend(data_dir: Path, ack: Ack) -> None:
+def repair_catalogue(data_dir: Path, ack: Ack) -> None:
     repair(data_dir)
     ack()
 
@@ -120,7 +120,7 @@ OPERATIONS = (
     Operation("remove", two, remove),
     Operation("replace", two, swap),
     Operation("quarantine", two, quarantine),
-    Operation("repair", one_damaged, mend),
+    Operation("repair", one_damaged, repair_catalogue),
 )
 
 

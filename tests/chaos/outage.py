@@ -42,71 +42,71 @@ def away(away_s: float) -> Callable[[ClipSet], Figures]:
         folder = clips.folder / "outage"
         folder.mkdir()
         pictures = [(n / FPS, FILM.picture(n / FPS)) for n in range(LENGTH_S * FPS)]
-        clip = media.write_clip(folder / "air.ts", pictures, fps=FPS, gop=FPS, b_frames=0)
+        clip = media.write_clip(folder / "stream.ts", pictures, fps=FPS, gop=FPS, b_frames=0)
         film = media.write_clip(folder / "film.mp4", pictures, fps=FPS)
         # In another process: the memory of this one, which reads all streams, is measured.
         add = [sys.executable, "-m", "monitor.cli", "refs", "add", str(film)]
         subprocess.run(
             add, check=True, capture_output=True, env={**os.environ, "COPYWATCH_DATA_DIR": str(folder / "data")}
         )
-        air = LiveStream(clip, LENGTH_S)
+        stream = LiveStream(clip, LENGTH_S)
         with (
-            serve_stream(air) as unsteady,
+            serve_stream(stream) as unsteady,
             serve_stream(LiveStream(clip, LENGTH_S)) as steady,
             FaultProxy(unsteady.port) as proxy,
         ):
             config = folder / "copywatch.yaml"
             config.write_text(
                 "data_dir: data\nalerting: {output: alerts.jsonl}\nweb: {port: 0}\nchannels:\n"
-                f'  - {{name: gone, url: "http://127.0.0.1:{proxy.port}/", mode: economy}}\n'
+                f'  - {{name: away, url: "http://127.0.0.1:{proxy.port}/", mode: economy}}\n'
                 f'  - {{name: witness, url: "http://127.0.0.1:{steady.port}/", mode: economy}}\n'
             )
             with ServeProcess(config) as serve:
-                return _Outage(serve, proxy, config, air).run(away_s)
+                return _Outage(serve, proxy, config, stream).run(away_s)
 
     return scenario
 
 
 class _Outage:
-    def __init__(self, serve: ServeProcess, proxy: FaultProxy, config: Path, air: LiveStream) -> None:
-        self._serve, self._proxy, self._config, self._air = serve, proxy, config, air
+    def __init__(self, serve: ServeProcess, proxy: FaultProxy, config: Path, stream: LiveStream) -> None:
+        self._serve, self._proxy, self._config, self._stream = serve, proxy, config, stream
         self._n_connected = 0  # before the outage
         self._tries: list[float] = []  # time of each
         self._memory_mb: list[float] = []
 
     def run(self, away_s: float) -> Figures:
         proxy = self._proxy
-        self._wait(lambda: self._is("gone", "up") and self._is("witness", "up"), "both up")
-        self._wait(lambda: 20 <= self._film_s <= 60 and bool(self._open_alerts("gone")), "an alert in mid-film")
-        last_s = self._events("gone")[-1]["channel_end"]
-        gap_before = self._value("copywatch_gap_seconds_total", "gone")
-        before = self._events("gone")
+        self._wait(lambda: self._is("away", "up") and self._is("witness", "up"), "both up")
+        self._wait(lambda: 20 <= self._film_s <= 60 and bool(self._open_alerts("away")), "an alert in mid-film")
+        last_s = self._events("away")[-1]["channel_end"]
+        gap_before = self._value("copywatch_gap_seconds_total", "away")
+        before = self._events("away")
         self._n_connected = proxy.n_connections
         proxy.fault, began = "refuse", time.monotonic()
-        self._wait(lambda: self._is("gone", "stalled") or self._is("gone", "failed"), "noticed")
+        self._wait(lambda: self._is("away", "stalled") or self._is("away", "failed"), "noticed")
         noticed_s = time.monotonic() - began
-        self._wait(lambda: self._open_alerts("gone") == set(), "the end of its alerts")
+        self._wait(lambda: self._open_alerts("away") == set(), "the end of its alerts")
         ended_s = time.monotonic() - began
-        ended = self._events("gone", "alert.ended")[-1]
+        ended = self._events("away", "alert.ended")[-1]
         assert ended["channel_end"] >= last_s - 2, ended
         assert [gap["reason"] for gap in ended["gaps"]] == ["reconnect"], ended
         assert 30 <= ended["gaps"][0]["seconds"] <= 60, ended
-        silent = len(self._events("gone"))
+        silent = len(self._events("away"))
         self._check_until(lambda: time.monotonic() > began + away_s and 2 <= self._film_s <= 8)  # back in mid-film
         away_s = time.monotonic() - began
-        assert len(self._events("gone")) == silent, "an alert of a channel that is away"
+        assert len(self._events("away")) == silent, "an alert of a channel that is away"
         proxy.fault, lifted = "none", time.monotonic()
-        self._wait(lambda: self._is("gone", "up"), "up again")
+        self._wait(lambda: self._is("away", "up"), "up again")
         back_s = time.monotonic() - lifted
         assert back_s <= LONGEST_S + 20, back_s
-        self._wait(lambda: len(self._events("gone")) > silent, "an alert again")
-        again = self._events("gone")[silent]
-        missed_s = self._value("copywatch_gap_seconds_total", "gone") - gap_before
+        self._wait(lambda: len(self._events("away")) > silent, "an alert again")
+        again = self._events("away")[silent]
+        missed_s = self._value("copywatch_gap_seconds_total", "away") - gap_before
         assert away_s - 5 <= missed_s <= away_s + back_s + 20, (missed_s, away_s, back_s)
         assert again["type"] == "alert.started", again
         assert again["id"] not in {event["id"] for event in before}
         assert [gap["seconds"] for gap in again["gaps"]] == [missed_s], (again, missed_s)
-        assert self._value("copywatch_epochs_total", "gone") == 2
+        assert self._value("copywatch_epochs_total", "away") == 2
         return {
             "away_s": lifted - began,
             "noticed_s": noticed_s,
@@ -122,7 +122,7 @@ class _Outage:
     @property
     def _film_s(self) -> float:
         """The current second of the film."""
-        return self._air.at_s % LENGTH_S
+        return self._stream.at_s % LENGTH_S
 
     def _check_until(self, is_over: Callable[[], bool]) -> None:
         """Checks during the outage that the monitor retries, stays ready and does not grow."""
@@ -130,7 +130,7 @@ class _Outage:
         while not is_over():
             n_new = self._proxy.n_connections - self._n_connected - len(self._tries)
             self._tries += [time.monotonic()] * n_new
-            assert self._is("gone", "failed") or self._is("gone", "stalled"), self._serve.log[-5:]
+            assert self._is("away", "failed") or self._is("away", "stalled"), self._serve.log[-5:]
             assert self._serve.problems() == {}, "the process must stay ready while one channel is away"
             assert self._value("copywatch_channel_up", "witness") == 1
             self._memory_mb.append(self._resident_mb())

@@ -147,7 +147,7 @@ def _read_forever(data_dir: Path, reports: socket.socket) -> None:
                     try:
                         catalog.features(reference.id)
                     except UnknownReference:
-                        continue  # removed meanwhile
+                        continue  # removed in the meantime
         except CatalogError as error:
             reports.send(f"a reader got: {error}\n".encode())
         time.sleep(0.002)  # leaves CPU to the writer

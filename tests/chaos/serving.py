@@ -42,14 +42,14 @@ DISK_KB = 64 << 10
 class MonitoredServe:
     """A `serve` that monitors the live recording, with its health and metrics."""
 
-    def __init__(self, life: ServeRun, config: Path, data: Path) -> None:
-        self.life, self.config, self.data = life, config, data
+    def __init__(self, serve: ServeRun, config: Path, data: Path) -> None:
+        self.serve, self.config, self.data = serve, config, data
         self.address = ""
 
     def ready(self) -> tuple[bool, str]:
         """Whether it is ready, and the problems that it reports."""
         if not self.address:
-            found = [re.search(r"health at (http://\S+)", line) for line in list(self.life.log)]
+            found = [re.search(r"health at (http://\S+)", line) for line in list(self.serve.log)]
             self.address = next((one.group(1).rstrip('"},') for one in found if one), "")
         if not self.address:
             return False, ""
@@ -69,8 +69,8 @@ class MonitoredServe:
     def wait(self, is_so: Callable[[], bool], what: str) -> float:
         began = time.monotonic()
         while not is_so():
-            assert self.life.process.poll() is None, f"serve ended:\n{''.join(self.life.log)[-2000:]}"
-            assert time.monotonic() - began < TIMEOUT_S, f"no {what}; {self.ready()}; {''.join(self.life.log)[-2000:]}"
+            assert self.serve.process.poll() is None, f"serve ended:\n{''.join(self.serve.log)[-2000:]}"
+            assert time.monotonic() - began < TIMEOUT_S, f"no {what}; {self.ready()}; {''.join(self.serve.log)[-2000:]}"
             time.sleep(0.2)  # polls another process
         return time.monotonic() - began
 
@@ -87,7 +87,7 @@ class MonitoredServe:
         self.wait(lambda: self.has_emitted("alert.ended", 2), "two alerts that ended")
         self.wait(lambda: self.ready()[0], "ready again")
         self.wait(lambda: self.value("copywatch_outbox_unsaved_events") == 0, "all saved")
-        assert self.life.end(signal.SIGTERM) == 0, "".join(self.life.log)[-2000:]
+        assert self.serve.end(signal.SIGTERM) == 0, "".join(self.serve.log)[-2000:]
         events = self.events()
         by_id = defaultdict(list)
         for event in events:
@@ -102,7 +102,7 @@ class MonitoredServe:
 
 @contextmanager
 def serving(
-    house: SampleLibrary,
+    library: SampleLibrary,
     folder: Path,
     *,
     data: Path | None = None,
@@ -110,29 +110,29 @@ def serving(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[MonitoredServe]:
     """A `serve` that is ready, with the recording live."""
-    with Transmitter(house.recording) as air:
-        config = house.config(folder, air.url, data=data)
-        life = ServeRun(config, under=under, environment=environment)
+    with Transmitter(library.recording) as transmitter:
+        config = library.config(folder, transmitter.url, data=data)
+        serve = ServeRun(config, under=under, environment=environment)
         try:
-            one = MonitoredServe(life, config, data or folder / "data")
+            one = MonitoredServe(serve, config, data or folder / "data")
             one.wait(lambda: one.ready()[0], "ready")
             yield one
         finally:
-            life.process.kill()
-            life.process.wait()
+            serve.process.kill()
+            serve.process.wait()
 
 
 def killed_at(point: str) -> Callable[[SampleLibrary, Path], Figures]:
     """Killed there repeatedly, it emits in the end what an undisturbed run emits."""
 
-    def scenario(house: SampleLibrary, folder: Path) -> Figures:
-        expected = _read_through(house.config(folder / "undisturbed", str(house.recording)))
-        config = house.config(folder / "killed", str(house.recording))
+    def scenario(library: SampleLibrary, folder: Path) -> Figures:
+        expected = _read_through(library.config(folder / "undisturbed", str(library.recording)))
+        config = library.config(folder / "killed", str(library.recording))
         points = ["after-commit", *[point] * KILLS]  # the first run has nothing to restore, and leaves a snapshot
         for one in points:
-            life = ServeRun(config, one)
-            code = life.process.wait(TIMEOUT_S)
-            assert code == -signal.SIGKILL, (one, code, life.log)
+            serve = ServeRun(config, one)
+            code = serve.process.wait(TIMEOUT_S)
+            assert code == -signal.SIGKILL, (one, code, serve.log)
         assert _read_through(config) == expected
         return {"kills": len(points), "events": len(expected)}
 
@@ -140,19 +140,19 @@ def killed_at(point: str) -> Callable[[SampleLibrary, Path], Figures]:
 
 
 def _read_through(config: Path) -> list[dict[str, object]]:
-    life = ServeRun(config)
+    serve = ServeRun(config)
     try:
-        life.wait_for("the stream ended")
-        assert life.end(signal.SIGTERM) == 0
+        serve.wait_for("the stream ended")
+        assert serve.end(signal.SIGTERM) == 0
     finally:
-        life.process.kill()
-        life.process.wait()
+        serve.process.kill()
+        serve.process.wait()
     return alert_lines(config)
 
 
-def disk_full(house: SampleLibrary, folder: Path) -> Figures:
+def disk_full(library: SampleLibrary, folder: Path) -> Figures:
     """No space is left for alerts and snapshots: alerts are sent anyway, and stored once there is space again."""
-    with small_disk(DISK_KB) as disk, serving(house, folder, data=disk / "data") as one:
+    with small_disk(DISK_KB) as disk, serving(library, folder, data=disk / "data") as one:
         _fill(disk / "filler")
         noticed_s = one.wait(lambda: not one.ready()[0] and "outbox" in one.ready()[1], "not ready")
         assert one.value("copywatch_outbox_up") == 0
@@ -174,7 +174,7 @@ def _fill(path: Path) -> None:
 def failing_call(call: str, error: str, when: str) -> Callable[[SampleLibrary, Path], Figures]:
     """A system call on the outbox fails for a while, as on a failing or read-only disk."""
 
-    def scenario(house: SampleLibrary, folder: Path) -> Figures:
+    def scenario(library: SampleLibrary, folder: Path) -> Figures:
         strace = shutil.which("strace")
         assert strace, "this needs the Debian package strace"
         data = (folder / "data").absolute()
@@ -182,37 +182,37 @@ def failing_call(call: str, error: str, when: str) -> Callable[[SampleLibrary, P
         inject = ["-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={when}"]
         under = [strace, "-D", "-f", "-q", "-o", str(folder / "calls"), *paths, *inject]
         folder.mkdir(parents=True, exist_ok=True)
-        with serving(house, folder, data=data, under=under) as one:
+        with serving(library, folder, data=data, under=under) as one:
             figures = one.run_to_end()
         failed = (folder / "calls").read_text().count(error)
         assert failed, "no call failed"
-        assert any("outbox" in line for line in one.life.log), "the fault was not logged"
+        assert any("outbox" in line for line in one.serve.log), "the fault was not logged"
         return {"failed_calls": failed, **figures}
 
     return scenario
 
 
-def no_files(house: SampleLibrary, folder: Path) -> Figures:
+def no_files(library: SampleLibrary, folder: Path) -> Figures:
     """No file descriptors are left, and the decoder dies: it recovers once there are descriptors again."""
-    with serving(house, folder) as one:
-        pid = one.life.process.pid
+    with serving(library, folder) as one:
+        pid = one.serve.process.pid
         one.wait(lambda: one.value("copywatch_frames_processed_total") > 3, "seconds")
         limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (len(os.listdir(f"/proc/{pid}/fd")), limits[1]))
         subprocess.run(["pkill", "-KILL", "-P", str(pid), "-f", "reference_db.media.decoder"], check=True)
-        life = one.life
-        one.wait(lambda: any("Too many open files" in line for line in list(life.log)), "an error in the log")
+        serve = one.serve
+        one.wait(lambda: any("Too many open files" in line for line in list(serve.log)), "an error in the log")
         time.sleep(3)  # long enough for a process that gives up to exit
-        assert life.process.poll() is None
+        assert serve.process.poll() is None
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
         before = one.value("copywatch_frames_processed_total")
         back_s = one.wait(lambda: one.value("copywatch_frames_processed_total") > before, "seconds again")
         one.wait(lambda: one.has_emitted("alert.ended"), "an alert that ended")
-        assert life.end(signal.SIGTERM) == 0
+        assert serve.end(signal.SIGTERM) == 0
         return {"back_s": back_s}
 
 
-def clock_set(house: SampleLibrary, folder: Path) -> Figures:
+def clock_set(library: SampleLibrary, folder: Path) -> Figures:
     """The wall clock is set an hour forward, then two back, during a copy: its alert retains its id."""
     assert Path(FAKETIME).exists(), "this needs the Debian package faketime"
     clock = folder / "clock"
@@ -224,7 +224,7 @@ def clock_set(house: SampleLibrary, folder: Path) -> Figures:
         "FAKETIME_NO_CACHE": "1",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
-    with serving(house, folder, environment=environment) as one:
+    with serving(library, folder, environment=environment) as one:
         one.wait(lambda: one.has_emitted("alert.started"), "an alert")
         clock.write_text("+3600\n")
         one.wait(lambda: one.has_emitted("alert.ended"), "its end")
@@ -237,19 +237,19 @@ def clock_set(house: SampleLibrary, folder: Path) -> Figures:
         return figures
 
 
-def frozen(house: SampleLibrary, folder: Path) -> Figures:
+def frozen(library: SampleLibrary, folder: Path) -> Figures:
     """The monitor gets no CPU for 8 s during a copy: it catches up and alerts once."""
-    with serving(house, folder) as one:
+    with serving(library, folder) as one:
         one.wait(lambda: one.has_emitted("alert.started"), "an alert")
-        one.life.process.send_signal(signal.SIGSTOP)
+        one.serve.process.send_signal(signal.SIGSTOP)
         time.sleep(8)  # the fault itself
-        one.life.process.send_signal(signal.SIGCONT)
+        one.serve.process.send_signal(signal.SIGCONT)
         return one.run_to_end()
 
 
 SCENARIOS: dict[str, Callable[[SampleLibrary, Path], Figures]] = {
     **{f"killed: {point}": killed_at(point) for point in POINTS},
-    "F39 name server hangs": lambda house, folder: names.hanging(folder),
+    "F39 name server hangs": lambda library, folder: names.hanging(folder),
     "F56 disk full": disk_full,
     "F57 fsync fails": failing_call("fsync,fdatasync", "EIO", "6..9"),
     "F58 read-only disk": failing_call("pwrite64", "EROFS", "30..60"),
@@ -266,13 +266,13 @@ def run(
     say: Callable[[str, dict[str, Any]], None],
 ) -> dict[str, dict[str, Any]]:
     """Runs the scenarios, several at once; `failures` is 1 where one failed. Calls `say` as each ends."""
-    house = build_sample_library(folder)
+    library = build_sample_library(folder)
 
     def run_one(name: str) -> dict[str, Any]:
         place, began = folder / re.sub(r"\W+", "-", name), time.monotonic()
         result: dict[str, Any]
         try:
-            figures = scenarios[name](house, place)
+            figures = scenarios[name](library, place)
             result = {**{key: round(value, 1) for key, value in figures.items()}, "failures": 0}
         except Exception as error:  # a scenario that cannot run has failed too
             result = {"failures": 1, "error": f"{type(error).__name__}: {error}"[:2000]}

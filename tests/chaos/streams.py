@@ -50,14 +50,14 @@ def cut_short(clips: ClipSet) -> Figures:
     with clips.channel("cut") as channel:
         channel.proxy.cut_after = 40_000
         channel.proxy.fault = "reset"
-        channel.watched.wait(lambda: channel.watched.source.state != "up", "cut")
+        channel.running.wait(lambda: channel.running.source.state != "up", "cut")
         channel.proxy.fault = "none"
         n_before = channel.proxy.n_connections
-        channel.watched.wait(lambda: channel.proxy.n_connections >= n_before + 3, "three more connections")
-        channel.watched.wait_for_more()
+        channel.running.wait(lambda: channel.proxy.n_connections >= n_before + 3, "three more connections")
+        channel.running.wait_for_more()
         channel.proxy.cut_after = None
-        channel.watched.wait_for_state("up")
-        assert len(channel.watched.epochs) == 1
+        channel.running.wait_for_state("up")
+        assert len(channel.running.epochs) == 1
         return {"connections": channel.proxy.n_connections}
 
 
@@ -65,16 +65,16 @@ def no_headers(clips: ClipSet) -> Figures:
     """The server accepts the connection and never responds."""
     with WebServer(lambda request: time.sleep(3600)) as web:  # the fault itself: a server that hangs
         timeouts = replace(SHORT_TIMEOUTS, opening_s=3)
-        with running_source(f"http://127.0.0.1:{web.port}/x.ts", "silent", timeouts=timeouts) as watched:
+        with running_source(f"http://127.0.0.1:{web.port}/x.ts", "silent", timeouts=timeouts) as running:
             began = time.monotonic()
-            watched.wait_for_state("stalled")
+            running.wait_for_state("stalled")
             return {"noticed_s": time.monotonic() - began}
 
 
 def unknown_host(clips: ClipSet) -> Figures:
-    with running_source("http://no-such-host.invalid/x.ts", "nowhere") as watched:
-        watched.wait_for_state("failed")
-        watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="unreachable") >= 1, "retry")
+    with running_source("http://no-such-host.invalid/x.ts", "nowhere") as running:
+        running.wait_for_state("failed")
+        running.wait(lambda: running.value("copywatch_reconnects_total", reason="unreachable") >= 1, "retry")
         return {}
 
 
@@ -82,9 +82,9 @@ def larger_picture(clips: ClipSet) -> Figures:
     """A change of picture size loses nothing."""
     with clips.channel("size") as channel:
         n_before = channel.proxy.n_connections
-        channel.air.use(clips.larger)
-        channel.watched.wait_for_more(5)
-        assert channel.watched.holes == []
+        channel.stream.use(clips.larger)
+        channel.running.wait_for_more(5)
+        assert channel.running.holes == []
         assert channel.proxy.n_connections == n_before
         return {"missed_s": 0}
 
@@ -92,28 +92,28 @@ def larger_picture(clips: ClipSet) -> Figures:
 def other_codec(clips: ClipSet) -> Figures:
     """A change of codec on the same PID is detected, and the stream reopened."""
     with clips.channel("codec") as channel:
-        changed_s = channel.air.at_s
-        channel.air.use(clips.mpeg4)
+        changed_s = channel.stream.at_s
+        channel.stream.use(clips.mpeg4)
         n_before = channel.proxy.n_connections
-        channel.watched.wait(lambda: channel.proxy.n_connections > n_before, "new connection")
-        channel.watched.wait_for_state("up")
-        channel.watched.wait_for_more()
-        assert len(channel.watched.epochs) == 1
-        return {"back_s": channel.air.at_s - changed_s, "missed_s": sum(n for _, n, _ in channel.watched.holes)}
+        channel.running.wait(lambda: channel.proxy.n_connections > n_before, "new connection")
+        channel.running.wait_for_state("up")
+        channel.running.wait_for_more()
+        assert len(channel.running.epochs) == 1
+        return {"back_s": channel.stream.at_s - changed_s, "missed_s": sum(n for _, n, _ in channel.running.holes)}
 
 
 def sound_only(clips: ClipSet) -> Figures:
     with clips.channel("sound", clips.both) as channel:
-        changed_s = channel.air.at_s
-        channel.air.use(clips.sound)
-        channel.watched.wait_for_state("no_video")
-        noticed_s = channel.air.at_s - changed_s
+        changed_s = channel.stream.at_s
+        channel.stream.use(clips.sound)
+        channel.running.wait_for_state("no_video")
+        noticed_s = channel.stream.at_s - changed_s
         n_before = channel.proxy.n_connections
-        channel.watched.wait(lambda: channel.proxy.n_connections > n_before, "retry")
-        channel.watched.wait(lambda: channel.watched.source.state == "no_video", "no_video again")
-        channel.air.use(clips.both)
-        channel.watched.wait_for_state("up")
-        channel.watched.wait_for_more()
+        channel.running.wait(lambda: channel.proxy.n_connections > n_before, "retry")
+        channel.running.wait(lambda: channel.running.source.state == "no_video", "no_video again")
+        channel.stream.use(clips.both)
+        channel.running.wait_for_state("up")
+        channel.running.wait_for_more()
         return {"noticed_s": noticed_s}
 
 
@@ -121,11 +121,11 @@ def _impaired(name: str) -> Callable[[ClipSet], Figures]:
     def scenario(clips: ClipSet) -> Figures:
         with clips.channel(name) as channel:
             n_before = channel.proxy.n_connections
-            channel.air.use(getattr(clips, name))
-            channel.watched.wait_for_state("impaired")
-            channel.air.use(clips.clip)
-            channel.watched.wait_for_state("up")
-            assert channel.watched.holes == []
+            channel.stream.use(getattr(clips, name))
+            channel.running.wait_for_state("impaired")
+            channel.stream.use(clips.clip)
+            channel.running.wait_for_state("up")
+            assert channel.running.holes == []
             assert channel.proxy.n_connections == n_before
             return {}
 
@@ -135,50 +135,50 @@ def _impaired(name: str) -> Callable[[ClipSet], Figures]:
 def held_is_not_frozen(clips: ClipSet) -> Figures:
     """Economy mode repeats key frames; this must not count as frozen."""
     with clips.channel("held", mode="economy") as channel:
-        channel.watched.wait_for_more(SHORT_TIMEOUTS.impaired_s + 4)
-        assert channel.watched.source.state == "up"
-        assert channel.watched.holes == []
-        return {"seconds": len(channel.watched.samples)}
+        channel.running.wait_for_more(SHORT_TIMEOUTS.impaired_s + 4)
+        assert channel.running.source.state == "up"
+        assert channel.running.holes == []
+        return {"seconds": len(channel.running.samples)}
 
 
 def away_for_long(clips: ClipSet) -> Figures:
     """Away for longer than the silence that a clock bridges: slow retries, then a new epoch."""
-    air = LiveStream(clips.clip, LENGTH_S)
+    stream = LiveStream(clips.clip, LENGTH_S)
     timeouts = replace(SHORT_TIMEOUTS, silence_s=4.0)
     with (
-        serve_stream(air) as web,
+        serve_stream(stream) as web,
         FaultProxy(web.port) as proxy,
-        running_source(f"http://127.0.0.1:{proxy.port}/x.ts", "away", timeouts=timeouts) as watched,
+        running_source(f"http://127.0.0.1:{proxy.port}/x.ts", "away", timeouts=timeouts) as running,
     ):
-        watched.wait_for_state("up")
-        watched.wait_for_more()
+        running.wait_for_state("up")
+        running.wait_for_more()
         proxy.fault = "refuse"
-        watched.wait(lambda: watched.source.state in ("failed", "stalled"), "failed")
+        running.wait(lambda: running.source.state in ("failed", "stalled"), "failed")
         n_before, began = proxy.n_connections, time.monotonic()
-        watched.wait(lambda: time.monotonic() - began > 8 and proxy.n_connections >= n_before + 2, "paced retries")
+        running.wait(lambda: time.monotonic() - began > 8 and proxy.n_connections >= n_before + 2, "paced retries")
         tries, away_s = proxy.n_connections - n_before, time.monotonic() - began
         assert tries <= 6 + away_s / (0.8 * timeouts.last_retry_s), (tries, away_s)
         proxy.fault = "none"
-        watched.wait_for_state("up")
-        watched.wait_for_more()
-        assert len(watched.epochs) > 1, watched.epochs
+        running.wait_for_state("up")
+        running.wait_for_more()
+        assert len(running.epochs) > 1, running.epochs
         return {"away_s": away_s, "tries": tries}
 
 
 def killed(clips: ClipSet, times: int = 1) -> Figures:
     """kill -9 of the decoder: it is restarted at once, and only its start-up time is lost."""
     with clips.channel("killed") as channel:
-        watched, back_s = channel.watched, 0.0
+        running, back_s = channel.running, 0.0
         for _ in range(times):
-            pid, killed_at = watched.pid, time.monotonic()
+            pid, killed_at = running.pid, time.monotonic()
             os.kill(pid, signal.SIGKILL)
-            watched.wait(lambda old=pid: watched.pid not in (0, old), "another decoder")  # type: ignore[misc]
-            watched.wait_for_more(1)  # of the new decoder
+            running.wait(lambda old=pid: running.pid not in (0, old), "another decoder")  # type: ignore[misc]
+            running.wait_for_more(1)  # of the new decoder
             back_s = max(back_s, time.monotonic() - killed_at)
-            watched.wait_for_more(2)
-        assert watched.value("copywatch_reconnects_total", reason="crashed") == times
-        assert len(watched.epochs) == 1
-        missed = max((n for _, n, _ in watched.holes), default=0)
+            running.wait_for_more(2)
+        assert running.value("copywatch_reconnects_total", reason="crashed") == times
+        assert len(running.epochs) == 1
+        missed = max((n for _, n, _ in running.holes), default=0)
         # 2 s; more only if this machine needed longer to start a decoder
         assert missed <= max(2.0, channel.start_s), (missed, channel.start_s)
         return {"back_s": back_s, "missed_s": missed, "start_s": channel.start_s}
@@ -187,33 +187,33 @@ def killed(clips: ClipSet, times: int = 1) -> Figures:
 def crash_loop(clips: ClipSet) -> Figures:
     """A decoder that keeps crashing is restarted less often, and the channel is reported as failed."""
     with clips.channel("loop") as channel:
-        watched, killed_pids = channel.watched, set[int]()
+        running, killed_pids = channel.running, set[int]()
 
         def is_failed() -> bool:
-            child = watched.source._child
-            if child is not None and child.pid not in killed_pids and not watched.source._retries.is_crash_loop:
+            child = running.source._child
+            if child is not None and child.pid not in killed_pids and not running.source._retries.is_crash_loop:
                 killed_pids.add(child.pid)
                 with suppress(ProcessLookupError):
                     os.kill(child.pid, signal.SIGKILL)
-            return watched.source._retries.is_crash_loop and watched.source.state == "failed"
+            return running.source._retries.is_crash_loop and running.source.state == "failed"
 
-        watched.wait(is_failed, "failed")
+        running.wait(is_failed, "failed")
         assert len(killed_pids) >= SHORT_TIMEOUTS.crashes
-        watched.wait_for_state("up")
+        running.wait_for_state("up")
         return {"kills": len(killed_pids)}
 
 
 def stopped(clips: ClipSet) -> Figures:
     """A decoder that gets no CPU is replaced."""
     with clips.channel("stopped") as channel:
-        child = channel.watched.source._child
+        child = channel.running.source._child
         assert child is not None
         os.kill(child.pid, signal.SIGSTOP)
-        channel.watched.wait_for_state("stalled")
-        channel.watched.wait_for_state("up")
-        channel.watched.wait_for_more()
-        assert len(channel.watched.epochs) == 1
-        return {"missed_s": sum(n for _, n, _ in channel.watched.holes)}
+        channel.running.wait_for_state("stalled")
+        channel.running.wait_for_state("up")
+        channel.running.wait_for_more()
+        assert len(channel.running.epochs) == 1
+        return {"missed_s": sum(n for _, n, _ in channel.running.holes)}
 
 
 # fault -> scenario

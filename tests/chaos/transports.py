@@ -21,7 +21,7 @@ from tests.support.running_source import LENGTH_S, SHORT_TIMEOUTS, running_sourc
 
 def answers(code: int, state: str) -> Callable[[ClipSet], Figures]:
     def scenario(clips: ClipSet) -> Figures:
-        air, is_refusing = LiveStream(clips.clip, LENGTH_S), [True]
+        stream, is_refusing = LiveStream(clips.clip, LENGTH_S), [True]
 
         def answer(request: BaseHTTPRequestHandler) -> None:
             if is_refusing[0]:
@@ -29,16 +29,16 @@ def answers(code: int, state: str) -> Callable[[ClipSet], Figures]:
                 return
             request.send_response(200)
             request.end_headers()
-            for piece in air.pieces():
+            for piece in stream.pieces():
                 request.wfile.write(piece)
 
-        with WebServer(answer) as web, running_source(f"http://127.0.0.1:{web.port}/x.ts", f"http-{code}") as watched:
-            watched.wait_for_state(state)
-            watched.wait(lambda: sum_of(watched, "copywatch_reconnects_total") >= 2, "two retries")
+        with WebServer(answer) as web, running_source(f"http://127.0.0.1:{web.port}/x.ts", f"http-{code}") as running:
+            running.wait_for_state(state)
+            running.wait(lambda: sum_of(running, "copywatch_reconnects_total") >= 2, "two retries")
             is_refusing[0] = False
             lifted = time.monotonic()
-            watched.wait_for_state("up")
-            watched.wait_for_more()
+            running.wait_for_state("up")
+            running.wait_for_more()
             return {"back_s": time.monotonic() - lifted}
 
     return scenario
@@ -46,37 +46,37 @@ def answers(code: int, state: str) -> Callable[[ClipSet], Figures]:
 
 def playlist(what: str) -> Callable[[ClipSet], Figures]:
     def scenario(clips: ClipSet) -> Figures:
-        air = LiveStream(clips.clip, LENGTH_S)
-        playlist = LivePlaylist(air)
+        stream = LiveStream(clips.clip, LENGTH_S)
+        playlist = LivePlaylist(stream)
         playlist.less = -1000 if what == "restarted-numbers" else 0
         with (
             WebServer(playlist.answer) as web,
-            running_source(f"http://127.0.0.1:{web.port}/live.m3u8", what) as watched,
+            running_source(f"http://127.0.0.1:{web.port}/live.m3u8", what) as running,
         ):
-            watched.wait_for_state("up")
-            watched.wait_for_more()
-            now = int(air.at_s) // 2
+            running.wait_for_state("up")
+            running.wait_for_more()
+            now = int(stream.at_s) // 2
             if what == "frozen-playlist":
                 playlist.frozen_at = now
-                watched.wait_for_state("stalled")
+                running.wait_for_state("stalled")
                 playlist.frozen_at = None
-                watched.wait_for_state("up")
+                running.wait_for_state("up")
             elif what == "restarted-numbers":  # FFmpeg waits for a number that is far ahead
                 playlist.less = 0
-                watched.wait_for_state("stalled")
-                watched.wait_for_state("up")
+                running.wait_for_state("stalled")
+                running.wait_for_state("up")
             elif what == "missing-segments":
                 playlist.missing = {now + 1, now + 2}
             elif what == "splice":
                 playlist.discontinuity = now + 2
-                watched.wait(lambda: air.at_s > 2 * (now + 2), "splice")
-                air.jump_s += 1000.0
-            watched.wait_for_more(6)
+                running.wait(lambda: stream.at_s > 2 * (now + 2), "splice")
+                stream.jump_s += 1000.0
+            running.wait_for_more(6)
             if what == "splice":
-                watched.wait(lambda: len(watched.epochs) == 2, "second epoch")
+                running.wait(lambda: len(running.epochs) == 2, "second epoch")
             else:
-                assert len(watched.epochs) == 1
-            return {"seconds": len(watched.samples), "missed_s": sum(n for _, n, _ in watched.holes)}
+                assert len(running.epochs) == 1
+            return {"seconds": len(running.samples), "missed_s": sum(n for _, n, _ in running.holes)}
 
     return scenario
 
@@ -87,23 +87,23 @@ def long_segments(clips: ClipSet) -> Figures:
     timeouts = replace(SHORT_TIMEOUTS, segments_s=30)
     with (
         WebServer(playlist.answer) as web,
-        running_source(f"http://127.0.0.1:{web.port}/live.m3u8", "long-segments", timeouts=timeouts) as watched,
+        running_source(f"http://127.0.0.1:{web.port}/live.m3u8", "long-segments", timeouts=timeouts) as running,
     ):
-        watched.wait_for_state("up")
-        before = sum_of(watched, "copywatch_reconnects_total")  # reconnects before the first segment
-        watched.wait_for_more(38)
-        after = sum_of(watched, "copywatch_reconnects_total")
+        running.wait_for_state("up")
+        before = sum_of(running, "copywatch_reconnects_total")  # reconnects before the first segment
+        running.wait_for_more(38)
+        after = sum_of(running, "copywatch_reconnects_total")
         assert after == before, (before, after)
-        assert watched.holes == []
-        assert len(watched.epochs) == 1
-        return {"seconds": len(watched.samples), "missed_s": 0}
+        assert running.holes == []
+        assert len(running.epochs) == 1
+        return {"seconds": len(running.samples), "missed_s": 0}
 
 
 def datagrams(loss: float) -> Callable[[ClipSet], Figures]:
     """UDP with datagrams lost, duplicated and reordered."""
 
     def scenario(clips: ClipSet) -> Figures:
-        air, over, luck = LiveStream(clips.clip, LENGTH_S), threading.Event(), random.Random(5)
+        stream, over, luck = LiveStream(clips.clip, LENGTH_S), threading.Event(), random.Random(5)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
             one.bind(("127.0.0.1", 0))
             port = one.getsockname()[1]
@@ -111,7 +111,7 @@ def datagrams(loss: float) -> Callable[[ClipSet], Figures]:
         def send() -> None:
             late: bytes | None = None
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
-                for piece in air.pieces():
+                for piece in stream.pieces():
                     for start in range(0, len(piece), 7 * PACKET):
                         datagram = piece[start : start + 7 * PACKET]
                         fate = luck.random()
@@ -132,12 +132,12 @@ def datagrams(loss: float) -> Callable[[ClipSet], Figures]:
         thread.start()
         try:
             timeouts = replace(SHORT_TIMEOUTS, no_progress_s=10)
-            with running_source(f"udp://127.0.0.1:{port}", f"loss{100 * loss:.0f}", timeouts=timeouts) as watched:
-                watched.wait_for_more(12)
-                missed = sum(n for _, n, _ in watched.holes)
-                damaged = watched.value("copywatch_damaged_pictures_total")
+            with running_source(f"udp://127.0.0.1:{port}", f"loss{100 * loss:.0f}", timeouts=timeouts) as running:
+                running.wait_for_more(12)
+                missed = sum(n for _, n, _ in running.holes)
+                damaged = running.value("copywatch_damaged_pictures_total")
                 assert damaged > 0 or missed > 0 or loss < 0.05
-                return {"seconds": len(watched.samples), "missed_s": missed, "damaged": damaged}
+                return {"seconds": len(running.samples), "missed_s": missed, "damaged": damaged}
         finally:
             over.set()
             thread.join()
@@ -205,10 +205,10 @@ def _refused_by_tls(context: ssl.SSLContext, public: Path) -> int:
     requests: list[str] = []
     with (
         WebServer(lambda request: requests.append(request.path), context) as web,
-        running_source(f"https://127.0.0.1:{web.port}/x.ts", public.stem) as watched,
+        running_source(f"https://127.0.0.1:{web.port}/x.ts", public.stem) as running,
     ):
-        watched.wait_for_state("failed")
-        watched.wait(lambda: watched.value("copywatch_reconnects_total", reason="untrusted") >= 1, "retry")
+        running.wait_for_state("failed")
+        running.wait(lambda: running.value("copywatch_reconnects_total", reason="untrusted") >= 1, "retry")
         assert requests == []
         with socket.create_connection(("127.0.0.1", web.port)) as plain:
             try:

@@ -97,7 +97,7 @@ def write_heavy(path: Path, turn_s: float) -> Path:
     return write_slow(path, round(n_rounds * turn_s / took_s))
 
 
-def write_air(path: Path, film: Film, *, bright: bool = False) -> Path:
+def write_clip(path: Path, film: Film, *, bright: bool = False) -> Path:
     """Writes some seconds of the film, dark or bright."""
 
     def picture(time_s: float) -> NDArray[np.uint8]:
@@ -111,13 +111,13 @@ def write_air(path: Path, film: Film, *, bright: bool = False) -> Path:
 @contextmanager
 def on_air(clip: Path, past_s: float = 1.0) -> Iterator[str]:
     """The address of a live server that starts `past_s` in the past, as relays do; it closes connections at the end."""
-    air, is_over = LiveStream(clip, LENGTH_S), threading.Event()
-    air._started_s -= 4 * LENGTH_S  # the stream has run for a while
+    stream, is_over = LiveStream(clip, LENGTH_S), threading.Event()
+    stream._started_s -= 4 * LENGTH_S  # the stream has run for a while
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(200)
         request.end_headers()
-        for piece in air.pieces(burst_s=past_s):
+        for piece in stream.pieces(burst_s=past_s):
             if is_over.is_set():
                 return
             request.wfile.write(piece)
@@ -184,11 +184,11 @@ scrape_configs:
 @pytest.mark.system
 def test_real_faults_fire_them(prometheus: Prometheus, tmp_path: Path) -> None:
     encoder = write_heavy(tmp_path / "heavy.onnx", turn_s=2.5)
-    film = write_air(tmp_path / "film.ts", FILM)
+    film = write_clip(tmp_path / "film.ts", FILM)
     with Catalog.open(tmp_path / "data", write=True) as catalog:
         register(film, catalog, load_encoder(encoder))
-    other = write_air(tmp_path / "other.ts", OTHER)
-    hard = write_air(tmp_path / "hard.ts", OTHER, bright=True)
+    other = write_clip(tmp_path / "other.ts", OTHER)
+    hard = write_clip(tmp_path / "hard.ts", OTHER, bright=True)
     config = tmp_path / "copywatch.yaml"
     common = "data_dir: data\nencoder: heavy.onnx\nalerting: {output: out/alerts.jsonl}\nweb: {port: 0}\nchannels:\n"
     with ExitStack() as stack:
