@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from xdist.scheduler.loadfile import LoadFileScheduling
 
-from monitor.demo.media import Media, make_media
+from monitor.demo.media import Media, render_media
 from tests.support.broker import Broker, session_broker
 from tests.support.recorded_channel import RecordedChannel, record_channel
 
@@ -52,7 +52,7 @@ def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_media(demo_folder: Path) -> Media:
     """The media of the demo; rendering them takes a quarter of a minute."""
-    return make_media(demo_folder)
+    return render_media(demo_folder)
 
 
 @pytest.fixture(scope="session")

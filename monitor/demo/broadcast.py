@@ -1,8 +1,7 @@
-"""The demo's transmitter: an MPEG-TS file in, a live stream over HTTP on loopback out.
+"""The demo's broadcast: an MPEG-TS file in, a live stream over HTTP on loopback out.
 
-The air has one clock, as a channel has: it starts with the first listener, and who connects later, or again,
-joins at what is on air by then. A `Pace` says how far the air may be, so that the demo can follow the wall clock or
-what the monitor has kept up with.
+The stream has one clock, as a channel has: it starts with the first client, and later connections join at its current
+second. A `Pace` says how far it may be, so that the demo can follow the wall clock or the progress of the monitor.
 """
 
 import threading
@@ -14,12 +13,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-# Sent at once when the air starts, as relays do, so that a reader can find out what the stream is without waiting.
+# Sent at once at the start, as relays do, so that a reader can detect the format without waiting.
 BURST_S = 4.0
 _PACKET_BYTES = 188
 _POLL_S = 0.05
 
-Pace = Callable[[], float]  # stream second up to which bytes may be sent by now
+Pace = Callable[[], float]  # stream second up to which bytes may be sent now
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +29,29 @@ class _Chunk:
 
 
 def wall_clock() -> Pace:
-    """A pace of one stream second a second from now on, after a burst."""
+    """One stream second per second from now on, after a burst."""
     started = time.monotonic()
     return lambda: BURST_S + time.monotonic() - started
 
 
-class Transmitter:
-    """Airs the file at `url` while open, once or (`again`) anew for who comes after its end.
+class BroadcastServer:
+    """Serves the file at `url` while open: once, or with `repeat` again for clients that connect after its end.
 
-    `pace` is called when an airing starts; `ended` is set when the first airing's last byte was sent.
+    `pace` is called when a broadcast starts; `ended` is set when the last byte of the first one was sent.
     """
 
-    def __init__(self, path: Path, pace: Callable[[], Pace] = wall_clock, *, again: bool = False) -> None:
+    def __init__(self, path: Path, pace: Callable[[], Pace] = wall_clock, *, repeat: bool = False) -> None:
         self._bytes = path.read_bytes()
         self._chunks = _chunks(self._bytes)
         self._start_pace = pace
-        self._again = again
+        self._repeat = repeat
         self._lock = threading.Lock()
-        self._pace: Pace | None = None  # of the airing under way
+        self._pace: Pace | None = None  # of the running broadcast
         self._stop = threading.Event()
         self.ended = threading.Event()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._listener())
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="transmitter", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="broadcast", daemon=True)
         self.url = f"http://127.0.0.1:{self._server.server_port}/{path.name}"
 
     def __enter__(self) -> Self:
@@ -67,41 +66,41 @@ class Transmitter:
         self._server.server_close()
         self._thread.join()
 
-    def _listener(self) -> type[BaseHTTPRequestHandler]:
-        air = self
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
 
-        class Listener(BaseHTTPRequestHandler):
+        class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                if air.ended.is_set() and not air._again:
+                if server.ended.is_set() and not server._repeat:
                     self.send_error(404, "the broadcast is over")
                     return
                 self.send_response(200)
                 self.send_header("Content-Type", "video/mp2t")
-                # In chunks, so that the end can be told from a lost connection.
+                # In chunks, so that the end differs from a lost connection.
                 self.send_header("Transfer-Encoding", "chunked")
                 self.end_headers()
                 try:
-                    if air._transmit(self._send):
+                    if server._transmit(self._send):
                         self._send(b"")
                 except OSError:
-                    return  # the listener hung up
+                    return  # the client closed the connection
 
             def _send(self, piece: bytes) -> None:
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
 
             def log_message(self, format: str, *args: object) -> None:
-                """The demo's own lines are enough."""
+                """Logs nothing: the demo prints its own lines."""
 
-        return Listener
+        return Handler
 
     def _transmit(self, send: Callable[[bytes], None]) -> bool:
-        """True when the last byte was sent, False when the transmitter is being closed."""
-        pace, on_air_s = self._join()
+        """True when the last byte was sent, False when the server is being closed."""
+        pace, current_s = self._join()
         for chunk in self._chunks:
-            if chunk.at_s < on_air_s:
-                continue  # it was on air before this listener came
+            if chunk.at_s < current_s:
+                continue  # before this client connected
             while chunk.at_s > pace():
                 if self._stop.wait(_POLL_S):
                     return False
@@ -112,7 +111,7 @@ class Transmitter:
         return True
 
     def _join(self) -> tuple[Pace, float]:
-        """The pace of the airing under way and the second it is at; a new airing where none is."""
+        """The pace of the running broadcast and its current second; starts a broadcast if none runs."""
         with self._lock:
             if self._pace is None:
                 self._pace = self._start_pace()
@@ -121,7 +120,7 @@ class Transmitter:
 
 
 def _chunks(stream: bytes) -> list[_Chunk]:
-    """The stream cut where its clock (PCR) is told, so that each piece has its moment."""
+    """The stream cut at its clock values (PCR), so that each piece has its time."""
     marks = [(0, 0.0)]
     for start in range(0, len(stream) - _PACKET_BYTES + 1, _PACKET_BYTES):
         packet = stream[start : start + _PACKET_BYTES]

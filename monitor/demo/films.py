@@ -1,8 +1,8 @@
-"""Films out of numbers: a seed in, rich moving pictures out, the same on every machine and at any moment.
+"""Synthetic films: a seed in, detailed moving pictures out, the same on every machine and at any time.
 
-A film is a row of scenes of a few seconds. Each scene is one big painting, a camera that travels over it and
-shapes that fly past, so that a picture costs about a millisecond. `Film.picture(t)` needs no picture before it:
-a copy at 1.25x speed is the film asked at other moments.
+A film is a sequence of scenes of a few seconds. Each scene is one large painting, a camera that moves over it and
+shapes that fly past, so that a picture costs about a millisecond. `Film.picture(t)` needs no earlier picture: a copy at
+1.25x speed is the film sampled at other times.
 """
 
 import math
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 WIDTH, HEIGHT = 320, 180
-# The painting leaves room around the picture for the camera to travel.
+# The painting is larger than the picture, so that the camera can move.
 _CANVAS_WIDTH, _CANVAS_HEIGHT = 512, 288
 _SCENE_S = (3.0, 6.0)
 
@@ -26,7 +26,7 @@ Painter = Callable[[np.random.Generator, Palette], Image.Image]
 
 @dataclass(frozen=True, slots=True)
 class Film:
-    """A film that can be asked for its picture at any second."""
+    """A film with a picture for every time."""
 
     name: str
     title: str
@@ -47,7 +47,7 @@ def _cuts(seed: int, n_scenes: int) -> NDArray[np.float64]:
 
 
 def _scene_at(seed: int, at_s: float) -> tuple[int, float, float]:
-    """Number of the scene on show, seconds since its cut, its length."""
+    """Number of the scene, seconds since its start, its length."""
     cuts = _cuts(seed, 16 + 16 * int(at_s / (16 * _SCENE_S[0])))
     number = int(np.searchsorted(cuts, at_s, side="right"))
     start = float(cuts[number - 1]) if number else 0.0
@@ -66,11 +66,11 @@ class _Scene:
         x = half_width + x * (_CANVAS_WIDTH - 2 * half_width)
         y = half_height + y * (_CANVAS_HEIGHT - 2 * half_height)
         box = (x - half_width, y - half_height, x + half_width, y + half_height)
-        shown = self.painting.resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR, box=box)
-        draw = ImageDraw.Draw(shown)
+        image = self.painting.resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR, box=box)
+        draw = ImageDraw.Draw(image)
         for actor in self.actors:
             actor.draw(draw, progress)
-        return np.asarray(shown)
+        return np.asarray(image)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,7 +99,7 @@ def _scene(seed: int, number: int, painters: tuple[str, ...]) -> _Scene:
 
 
 def _order(seed: int, number: int, painters: tuple[str, ...]) -> str:
-    """The painter of a scene: all take their turn, each round in another order, so that no film repeats itself."""
+    """The painter of a scene: every painter once per round, in another order each round, so that no film repeats."""
     turn, place = divmod(number, len(painters))
     order = np.random.default_rng([seed, 2, turn]).permutation(len(painters))
     return painters[int(order[place])]
@@ -138,7 +138,7 @@ def _noise(rng: np.random.Generator, coarsest: int = 3, octaves: int = 5) -> NDA
 
 
 def _coloured(values: NDArray[np.float64], palette: Palette) -> Image.Image:
-    """A picture of values 0-1 [h, w], each shown as its place in the palette."""
+    """A picture of values 0-1 [h, w], each as its colour in the palette."""
     steps = np.linspace(0, 1, len(palette))
     table = np.stack([np.interp(np.linspace(0, 1, 256), steps, palette[:, c]) for c in range(3)], axis=1)
     return Image.fromarray(table.astype(np.uint8)[(np.clip(values, 0, 1) * 255).astype(np.uint8)])

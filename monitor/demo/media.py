@@ -1,7 +1,7 @@
-"""The demo's media: three reference films, a broadcast in which edited pieces of them air, and the list of what aired.
+"""The demo's media: three reference films, a broadcast with edited copies of parts of them, and the list of copies.
 
-All of it is rendered by films.py and encoded with PyAV: nothing is downloaded and no ffmpeg is needed. What was
-made once is kept until a change of VERSION, which is in the folder's name.
+All of it is rendered by films.py and encoded with PyAV: nothing is downloaded and no ffmpeg is needed. Rendered media
+are used again until VERSION changes, which is in the folder's name.
 """
 
 import io
@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw
 
 from monitor.demo.films import HEIGHT, WIDTH, Film, Picture
 
-VERSION = 3  # raise it when what is rendered or aired changes
+VERSION = 3  # raise it when the films or the broadcast change
 FPS = 10
 REFERENCE_S = 66.0
 REFERENCES = (
@@ -30,14 +30,14 @@ REFERENCES = (
 )
 PROGRAMME = Film("programme", "Everything else on air", 909, ("pitch", "chart", "bubbles", "map"), 3600.0)
 BROADCAST = "broadcast.ts"
-_AIRED = "aired.json"
+_COPIES_FILE = "aired.json"
 
-Progress = Callable[[int, int], None]  # seconds of video made, of how many
+Progress = Callable[[int, int], None]  # seconds of video rendered, and their total
 
 
 @dataclass(frozen=True, slots=True)
-class Aired:
-    """One copy that the broadcast holds: where on air, and where in the reference."""
+class PlantedCopy:
+    """One copy in the broadcast: its seconds there, and in the reference."""
 
     reference: str
     edit: str
@@ -51,20 +51,20 @@ class Aired:
         return self.reference_start + self.speed * (self.channel_end - self.channel_start)
 
 
-# Nothing begins on a whole second: on air no copy is in phase with its reference. The last alert must be able to
+# No copy starts on a whole second, as real ones are not in phase with their references. The last alert must be able to
 # end before the broadcast does, so programme follows the last copy.
 BROADCAST_S = 180.0
-AIRED = (
-    Aired("harbour-nights", "logo", 8.4, 28.4, 20.1),
-    Aired("clockwork-garden", "crop", 50.7, 70.2, 10.6),
-    Aired("paper-planets", "low quality", 93.2, 115.7, 31.3),
-    Aired("harbour-nights", "1.25x speed", 137.9, 155.9, 41.8, speed=1.25),
+COPIES = (
+    PlantedCopy("harbour-nights", "logo", 8.4, 28.4, 20.1),
+    PlantedCopy("clockwork-garden", "crop", 50.7, 70.2, 10.6),
+    PlantedCopy("paper-planets", "low quality", 93.2, 115.7, 31.3),
+    PlantedCopy("harbour-nights", "1.25x speed", 137.9, 155.9, 41.8, speed=1.25),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What was made, and where."""
+    """The folder of rendered media."""
 
     folder: Path
 
@@ -75,42 +75,42 @@ class Media:
     def reference(self, film: Film) -> Path:
         return self.folder / f"{film.name}.mp4"
 
-    def aired(self) -> list[Aired]:
-        return [Aired(**entry) for entry in json.loads((self.folder / _AIRED).read_text())]
+    def copies(self) -> list[PlantedCopy]:
+        return [PlantedCopy(**entry) for entry in json.loads((self.folder / _COPIES_FILE).read_text())]
 
 
-def make_media(parent: Path, progress: Progress | None = None) -> Media:
-    """The media in a folder of `parent`, rendered now unless an earlier run left them there."""
+def render_media(parent: Path, progress: Progress | None = None) -> Media:
+    """The media in a folder of `parent`; rendered now unless a previous run did."""
     media = Media(parent / f"media-{VERSION}")
-    if media.folder.is_dir():  # it appears by a rename, so it is whole
+    if media.folder.is_dir():  # it is created by a rename, so it is complete
         return media
-    aside = Media(parent / f"media-{VERSION}.{os.getpid()}.tmp")
+    unfinished = Media(parent / f"media-{VERSION}.{os.getpid()}.tmp")
     for old in parent.glob("media-*"):
         shutil.rmtree(old)
-    aside.folder.mkdir(parents=True)
+    unfinished.folder.mkdir(parents=True)
     try:
-        _render_all(aside, progress)
-        (aside.folder / _AIRED).write_text(json.dumps([asdict(one) for one in AIRED], indent=1))
-        aside.folder.rename(media.folder)
+        _render_all(unfinished, progress)
+        (unfinished.folder / _COPIES_FILE).write_text(json.dumps([asdict(one) for one in COPIES], indent=1))
+        unfinished.folder.rename(media.folder)
     except BaseException:
-        shutil.rmtree(aside.folder, ignore_errors=True)
+        shutil.rmtree(unfinished.folder, ignore_errors=True)
         raise
     return media
 
 
 def _render_all(media: Media, progress: Progress | None) -> None:
-    """Renders the films and the broadcast side by side."""
+    """Renders the films and the broadcast in parallel."""
     total = int(BROADCAST_S + REFERENCE_S * len(REFERENCES))
-    made = 0
-    # spawn: a fork would copy whatever threads the caller runs.
+    rendered = 0
+    # spawn: a fork would copy the caller's threads.
     with ProcessPoolExecutor(min(4, os.cpu_count() or 1), mp_context=get_context("spawn")) as pool:
         jobs = {pool.submit(render_broadcast, media.broadcast): BROADCAST_S}
         jobs |= {pool.submit(render_reference, film, media.reference(film)): film.duration_s for film in REFERENCES}
         for job in as_completed(jobs):
             job.result()
-            made += int(jobs[job])
+            rendered += int(jobs[job])
             if progress is not None:
-                progress(made, total)
+                progress(rendered, total)
 
 
 def render_reference(film: Film, path: Path) -> None:
@@ -122,20 +122,20 @@ def render_reference(film: Film, path: Path) -> None:
 def render_broadcast(path: Path) -> None:
     """Writes the broadcast as an MPEG-TS whose first picture is at second 0 of the stream."""
     with path.open("wb") as file:
-        _encode(file, "mpegts", _on_air(), crf=23)
+        _encode(file, "mpegts", _broadcast_pictures(), crf=23)
 
 
-def _on_air() -> Iterator[Picture]:
-    """The broadcast's pictures in order: programme, and the copies at their places."""
+def _broadcast_pictures() -> Iterator[Picture]:
+    """The broadcast's pictures in order: programme with the copies in between."""
     at_s = 0.0
-    for copy in AIRED:
+    for copy in COPIES:
         yield from _span(PROGRAMME, at_s, copy.channel_start - at_s)
         yield from _edited(copy)
         at_s = copy.channel_end
     yield from _span(PROGRAMME, at_s, BROADCAST_S - at_s)
 
 
-def _edited(copy: Aired) -> Iterator[Picture]:
+def _edited(copy: PlantedCopy) -> Iterator[Picture]:
     film = next(film for film in REFERENCES if film.name == copy.reference)
     pictures = _span(film, copy.reference_start, copy.channel_end - copy.channel_start, copy.speed)
     match copy.edit:
@@ -154,41 +154,40 @@ def _span(film: Film, start_s: float, length_s: float, speed: float = 1.0) -> It
 
 
 def _with_logo(picture: Picture) -> Picture:
-    """The picture with a station's badge and a ticker on it."""
-    shown = Image.fromarray(picture)
-    draw = ImageDraw.Draw(shown, "RGBA")
+    """The picture with a station logo and a ticker."""
+    image = Image.fromarray(picture)
+    draw = ImageDraw.Draw(image, "RGBA")
     draw.rounded_rectangle((WIDTH - 62, 10, WIDTH - 12, 34), 5, fill=(200, 20, 40, 200))
     draw.text((WIDTH - 54, 12), "TV 5", fill=(255, 255, 255, 255), font_size=16)
     draw.rectangle((0, HEIGHT - 20, WIDTH, HEIGHT), fill=(10, 20, 70, 180))
     draw.text((12, HEIGHT - 17), "LIVE  weather: rain later, sun after that", fill=(255, 255, 255, 230), font_size=11)
-    return np.asarray(shown)
+    return np.asarray(image)
 
 
 def _cropped(picture: Picture) -> Picture:
-    """The middle 76 % of each side, at full size again."""
+    """The middle 76 % of each side, scaled to full size."""
     box = (WIDTH * 0.12, HEIGHT * 0.12, WIDTH * 0.88, HEIGHT * 0.88)
-    shown = Image.fromarray(picture).resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR, box=box)
-    return np.asarray(shown)
+    return np.asarray(Image.fromarray(picture).resize((WIDTH, HEIGHT), Image.Resampling.BILINEAR, box=box))
 
 
 def _re_encoded(pictures: Iterable[Picture]) -> Iterator[Picture]:
-    """The pictures after a trip through an encoder that was given far too few bits."""
-    cheap = io.BytesIO()
-    _encode(cheap, "mp4", pictures, crf=42)
-    cheap.seek(0)
-    with av.open(cheap, "r") as container:
+    """The pictures after an encoder with far too few bits."""
+    encoded = io.BytesIO()
+    _encode(encoded, "mp4", pictures, crf=42)
+    encoded.seek(0)
+    with av.open(encoded, "r") as container:
         for frame in container.decode(video=0):
             yield frame.to_ndarray(format="rgb24").astype(np.uint8, copy=False)
 
 
 def _encode(file: io.IOBase, kind: str, pictures: Iterable[Picture], *, crf: int) -> None:
-    # No delay before the first picture, so that stream time is the time of AIRED.
+    # No delay before the first picture, so that stream time is the time of COPIES.
     options = {"max_delay": "0"} if kind == "mpegts" else {}
     with av.open(file, "w", format=kind, options=options) as container:
         stream = container.add_stream("libx264", rate=FPS)
         stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
         stream.thread_count = 1
-        # A key frame every second, as broadcasts have them; no B-frames, so pictures leave in order.
+        # A key frame every second, as in broadcasts; no B-frames, so pictures stay in order.
         stream.options = {"preset": "ultrafast", "crf": str(crf), "g": str(FPS), "bf": "0"}
         for number, picture in enumerate(pictures):
             frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(picture), format="rgb24")

@@ -1,6 +1,6 @@
-"""The demo from end to end: media made, references registered, the broadcast aired and watched live, the result judged.
+"""The demo from end to end: render media, register references, watch the broadcast live, and check the result.
 
-Watching is `serve` itself, with one channel whose address is the demo's transmitter. All that is kept lies in the
+The monitor is `serve` itself, with one channel whose address is the demo's broadcast. Everything is stored in the
 folder `demo` of the data folder; the user's own library is not touched.
 """
 
@@ -18,8 +18,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from monitor.alerting.alerts import ENDED, RETRACTED, STARTED, Alert
 from monitor.config.settings import AlertingSettings, ChannelSettings, LoggingSettings, Settings, WebSettings
-from monitor.demo.broadcast import BURST_S, Pace, Transmitter, wall_clock
-from monitor.demo.media import BROADCAST_S, REFERENCES, Aired, Media, make_media
+from monitor.demo.broadcast import BURST_S, BroadcastServer, Pace, wall_clock
+from monitor.demo.media import BROADCAST_S, REFERENCES, Media, PlantedCopy, render_media
 from monitor.ops.channel_status import ChannelStatuses
 from monitor.ops.logs import configure_logging
 from monitor.roles.serve import serve
@@ -28,37 +28,37 @@ from reference_db.registration import register
 from reference_db.store.catalog import Catalog
 
 CHANNEL = "demo"
-LEAST_OVERLAP = 0.5  # of both time lines, for an alert to count as the copy that was aired
-AHEAD_S = 30.0  # how far `--fast` airs ahead of what was matched; the monitor's buffer holds 64 s
-PATIENCE_S = 20.0  # wait for the last word after the last byte was sent and nothing moves
+LEAST_OVERLAP = 0.5  # of both time lines, for an alert to count as a planted copy
+AHEAD_S = 30.0  # how far `--fast` is ahead of matching; the monitor's buffer holds 64 s
+TIMEOUT_S = 20.0  # after the last byte, without progress
 
 POLL_S = 0.5
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What was aired against what was told."""
+class DemoResult:
+    """The planted copies compared with the alerts."""
 
-    aired: list[Aired]
-    told: list[Alert]
-    found: list[tuple[Aired, Alert | None]] = field(init=False)
-    strays: list[Alert] = field(init=False)
+    copies: list[PlantedCopy]
+    alerts: list[Alert]
+    found: list[tuple[PlantedCopy, Alert | None]] = field(init=False)
+    false_alarms: list[Alert] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.found = [(copy, max(self._of(copy), key=lambda alert: alert.score, default=None)) for copy in self.aired]
-        belonging = {alert.id for copy in self.aired for alert in self._of(copy)}
-        self.strays = [alert for alert in self.told if alert.id not in belonging]
+        self.found = [(copy, max(self._of(copy), key=lambda alert: alert.score, default=None)) for copy in self.copies]
+        matched = {alert.id for copy in self.copies for alert in self._of(copy)}
+        self.false_alarms = [alert for alert in self.alerts if alert.id not in matched]
 
-    def _of(self, copy: Aired) -> list[Alert]:
-        return [alert for alert in self.told if overlap(alert, copy) >= LEAST_OVERLAP]
+    def _of(self, copy: PlantedCopy) -> list[Alert]:
+        return [alert for alert in self.alerts if overlap(alert, copy) >= LEAST_OVERLAP]
 
     @property
-    def is_right(self) -> bool:
-        return not self.strays and all(alert is not None for _, alert in self.found)
+    def is_correct(self) -> bool:
+        return not self.false_alarms and all(alert is not None for _, alert in self.found)
 
 
-def overlap(alert: Alert, copy: Aired) -> float:
-    """Shared part of both spans (intersection over union), the smaller of air and reference; 0 for another film."""
+def overlap(alert: Alert, copy: PlantedCopy) -> float:
+    """Intersection over union of the spans, the smaller of broadcast and reference; 0 for another film."""
     if alert.reference != copy.reference:
         return 0.0
     return min(
@@ -73,23 +73,23 @@ def _iou(a_start: float, a_end: float, b_start: float, b_end: float) -> float:
 
 
 def run_demo(settings: Settings, *, fast: bool, leave: bool) -> bool:
-    """True when every copy was found and nothing else. Without `leave` it goes on airing until interrupted."""
+    """True when every copy was found and nothing else. Without `leave` the broadcast repeats until interrupted."""
     home = settings.data_dir / "demo"
     home.mkdir(parents=True, exist_ok=True)
-    say = Console(highlight=False, soft_wrap=True).print
-    say("[1/4] making three reference films and a three-minute broadcast", markup=False)
+    write = partial(Console(highlight=False, soft_wrap=True).print, markup=False)
+    write("[1/4] rendering three reference films and a three-minute broadcast")
     with _bar() as bar:
         task = bar.add_task("rendering")
-        media = make_media(home, lambda done, total: bar.update(task, completed=done, total=total))
-    say("[2/4] registering the films", markup=False)
-    shutil.rmtree(home / "library", ignore_errors=True)  # in the catalogue's first format
+        media = render_media(home, lambda done, total: bar.update(task, completed=done, total=total))
+    write("[2/4] registering the films")
+    shutil.rmtree(home / "library", ignore_errors=True)  # in the first format of the catalogue
     library, alerts = home / "library-2", home / "alerts.jsonl"
-    alerts.unlink(missing_ok=True)  # those of an earlier demo
+    alerts.unlink(missing_ok=True)  # of the previous demo
     for left in (*library.glob("alerts.*"), *library.glob("rights.*"), *library.glob("desk.*")):
-        left.unlink()  # their history, and where an earlier demo stopped
+        left.unlink()  # history and snapshots of the previous demo
     shutil.rmtree(library / "evidence", ignore_errors=True)
     _register(settings, library, media)
-    watching = settings.model_copy(
+    serve_settings = settings.model_copy(
         update={
             "data_dir": library,
             "alerting": AlertingSettings(threshold=settings.alerting.threshold, output=alerts),
@@ -98,8 +98,8 @@ def run_demo(settings: Settings, *, fast: bool, leave: bool) -> bool:
     )
     with (home / "demo.log").open("w", encoding="utf-8") as log:
         configure_logging(LoggingSettings(format="json"), log)
-        show = Show(media, home, fast=fast, leave=leave, say=lambda line: say(line, markup=False))
-        return asyncio.run(show.run(watching))
+        demo = DemoRun(media, home, fast=fast, leave=leave, write=write)
+        return asyncio.run(demo.run(serve_settings))
 
 
 def _bar() -> Progress:
@@ -126,7 +126,7 @@ def _register(settings: Settings, library: Path, media: Media) -> None:
 
 
 def _remove_stale(catalog: Catalog, encoder_id: str, media: Media) -> None:
-    """Removes what a demo left that had another encoder or other films."""
+    """Removes references of a previous demo with another encoder or other films."""
     films = {hashlib.sha256(media.reference(film).read_bytes()).hexdigest() for film in REFERENCES}
     for reference in catalog.references():
         if reference.encoder_id != encoder_id or reference.content_sha256 not in films:
@@ -137,100 +137,98 @@ def _step(bar: Progress, task: TaskID, done: int, _total: int | None) -> None:
     bar.update(task, completed=done)
 
 
-class Show:
-    """One sitting: the transmitter, the monitor that watches it, and what it told."""
+class DemoRun:
+    """The broadcast, the monitor that watches it, and the alerts so far."""
 
-    def __init__(self, media: Media, home: Path, *, fast: bool, leave: bool, say: Callable[[str], None]) -> None:
-        self._aired = media.aired()
+    def __init__(self, media: Media, home: Path, *, fast: bool, leave: bool, write: Callable[[str], None]) -> None:
+        self._copies = media.copies()
         self._home = home
         self._leave = leave
-        self._say = say
+        self._write = write
         self._fast = fast
-        self._transmitter = Transmitter(media.broadcast, self._matched_pace if fast else wall_clock, again=not leave)
+        self._broadcast = BroadcastServer(media.broadcast, self._matched_pace if fast else wall_clock, repeat=not leave)
         self._address = ""  # of dashboard and metrics, once known
         self._statuses = ChannelStatuses()
         self._status = self._statuses.of(CHANNEL)
         self._open: set[str] = set()
-        self._told: list[Alert] = []
-        self._is_over = False  # the first airing
-        self._verdict: Verdict | None = None
+        self._ended: list[Alert] = []
+        self._is_over = False  # the first broadcast
+        self._result: DemoResult | None = None
 
     async def run(self, settings: Settings) -> bool:
-        """True when the first airing was judged right, or who was to watch it left before its end."""
+        """True when the first broadcast gave the correct alerts, or the user interrupted it."""
         stop = asyncio.Event()
-        channel = ChannelSettings(name=CHANNEL, url=self._transmitter.url)
+        channel = ChannelSettings(name=CHANNEL, url=self._broadcast.url)
         settings = settings.model_copy(update={"channels": [channel]})
         try:
-            with self._transmitter:
+            with self._broadcast:
                 async with asyncio.TaskGroup() as tasks:
-                    judging = tasks.create_task(self._judge(stop))
+                    waiting = tasks.create_task(self._wait_for_end(stop))
                     await serve(
                         settings,
-                        on_alert=self._tell,
+                        on_alert=self._print_alert,
                         on_ready=self._ready,
                         stop=stop,
                         ends_on_stop=True,
                         real_time=not self._fast,
                         statuses=self._statuses,
                     )
-                    judging.cancel()
+                    waiting.cancel()
         except ExceptionGroup as group:
-            raise group.exceptions[0] from group  # the sentence, not the tree
+            raise group.exceptions[0] from group  # one sentence instead of a tree
         if not self._is_over:
-            self._say("Stopped before the broadcast was over, so what was found is not judged.")
-            return not self._leave  # a machine that asked for the verdict has none
-        return self._conclude().is_right
+            self._write("Stopped before the end of the broadcast; the result is not checked.")
+            return not self._leave  # `--exit` asked for the result
+        return self._report().is_correct
 
     def _ready(self, address: str) -> None:
         self._address = address
-        self._say(f"[3/4] watching {self._transmitter.url}   dashboard {address}")
-        self._say("[4/4] alerts, times are those of the broadcast" + ("" if self._leave else "; Ctrl-C to stop"))
+        self._write(f"[3/4] watching {self._broadcast.url}   dashboard {address}")
+        self._write("[4/4] alerts, times are those of the broadcast" + ("" if self._leave else "; Ctrl-C to stop"))
 
-    def _tell(self, alert: Alert) -> None:
+    def _print_alert(self, alert: Alert) -> None:
         if alert.type == STARTED:
             self._open.add(alert.id)
-            waited = f"{alert.detected_at - alert.channel_start:.0f} s after it began"
-            where = f"on air since {clock(alert.channel_start)}, from its {clock(alert.reference_start)}"
-            self._say(f"      COPY   {alert.reference:17} {where}   score {alert.score:.2f}   {waited}")
+            delay = f"{alert.detected_at - alert.channel_start:.0f} s after its start"
+            span = f"on air since {clock(alert.channel_start)}, from its {clock(alert.reference_start)}"
+            self._write(f"      COPY   {alert.reference:17} {span}   score {alert.score:.2f}   {delay}")
         elif alert.type in (ENDED, RETRACTED):
             self._open.discard(alert.id)
-            air = f"on air {clock(alert.channel_start)}-{clock(alert.channel_end)}"
-            its = f"its {clock(alert.reference_start)}-{clock(alert.reference_end)}"
-            word = "ended" if alert.type == ENDED else "false"
-            self._say(
-                f"      {word}  {alert.reference:17} {air} is {its} at {alert.speed:.2f}x   score {alert.score:.2f}"
-            )
+            span = f"on air {clock(alert.channel_start)}-{clock(alert.channel_end)}"
+            part = f"its {clock(alert.reference_start)}-{clock(alert.reference_end)} at {alert.speed:.2f}x"
+            state = "ended" if alert.type == ENDED else "false"
+            self._write(f"      {state}  {alert.reference:17} {span} is {part}   score {alert.score:.2f}")
             if alert.type == ENDED:
-                self._told.append(alert)
+                self._ended.append(alert)
 
-    async def _judge(self, stop: asyncio.Event) -> None:
-        """Waits for the end of the first airing and its last word."""
-        quiet_since, before = time.monotonic(), -1
-        while time.monotonic() - quiet_since < PATIENCE_S:
+    async def _wait_for_end(self, stop: asyncio.Event) -> None:
+        """Waits until the first broadcast and its alerts have ended, then reports."""
+        progress_s, before = time.monotonic(), -1
+        while time.monotonic() - progress_s < TIMEOUT_S:
             matched = self._n_matched()
             if matched >= BROADCAST_S - 1 and (self._leave or not self._open):
                 break
-            if matched > before or not self._transmitter.ended.is_set():
-                quiet_since, before = time.monotonic(), matched
+            if matched > before or not self._broadcast.ended.is_set():
+                progress_s, before = time.monotonic(), matched
             await asyncio.sleep(POLL_S)
         self._is_over = True
         if self._leave:
-            stop.set()  # closes what is still open
+            stop.set()  # ends open alerts
         else:
-            self._conclude()
-            self._say(f"The broadcast starts again; dashboard {self._address}; Ctrl-C to stop.")
+            self._report()
+            self._write(f"The broadcast starts again; dashboard {self._address}; Ctrl-C to stop.")
 
-    def _conclude(self) -> Verdict:
-        """The verdict on the first airing, told once."""
-        if self._verdict is None:
-            self._verdict = Verdict(self._aired, list(self._told))
-            for line in _report(self._verdict):
-                self._say(line)
-            self._say(f"Films, broadcast, library, alerts and log are in {self._home}")
-        return self._verdict
+    def _report(self) -> DemoResult:
+        """The result of the first broadcast; prints it once."""
+        if self._result is None:
+            self._result = DemoResult(self._copies, list(self._ended))
+            for line in _result_lines(self._result):
+                self._write(line)
+            self._write(f"Films, broadcast, library, alerts and log are in {self._home}")
+        return self._result
 
     def _matched_pace(self) -> Pace:
-        """A pace that stays a little ahead of what was matched, so that nothing is dropped and nobody waits."""
+        """A pace slightly ahead of matching, so that nothing is dropped and the monitor never waits."""
         before = self._n_matched()
         return lambda: BURST_S + AHEAD_S + self._n_matched() - before
 
@@ -244,18 +242,18 @@ def clock(seconds: float) -> str:
     return f"{int(seconds) // 60:02}:{int(seconds) % 60:02}"
 
 
-def _report(verdict: Verdict) -> list[str]:
-    lines = ["", "What was aired, and what was told:"]
-    for copy, alert in verdict.found:
-        aired = f"{copy.reference:17} {copy.edit:12} {clock(copy.channel_start)}-{clock(copy.channel_end)}"
+def _result_lines(result: DemoResult) -> list[str]:
+    lines = ["", "What was broadcast, and what was found:"]
+    for copy, alert in result.found:
+        planted = f"{copy.reference:17} {copy.edit:12} {clock(copy.channel_start)}-{clock(copy.channel_end)}"
         if alert is None:
-            lines.append(f"  MISSED {aired}")
+            lines.append(f"  MISSED {planted}")
         else:
-            told = f"{clock(alert.channel_start)}-{clock(alert.channel_end)}   score {alert.score:.2f}"
-            lines.append(f"  found  {aired} as {told}")
-    for alert in verdict.strays:
+            found = f"{clock(alert.channel_start)}-{clock(alert.channel_end)}   score {alert.score:.2f}"
+            lines.append(f"  found  {planted} as {found}")
+    for alert in result.false_alarms:
         span = f"{clock(alert.channel_start)}-{clock(alert.channel_end)}"
-        lines.append(f"  FALSE  {alert.reference:17} {span}: nothing of the kind was aired")
-    n_found = sum(alert is not None for _, alert in verdict.found)
-    lines.append(f"{n_found} of {len(verdict.found)} copies found, {len(verdict.strays)} false alarms.")
+        lines.append(f"  FALSE  {alert.reference:17} {span}: no such copy was broadcast")
+    n_found = sum(alert is not None for _, alert in result.found)
+    lines.append(f"{n_found} of {len(result.found)} copies found, {len(result.false_alarms)} false alarms.")
     return lines

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from monitor.alerting.outbox import FILE, History
-from monitor.demo.broadcast import Transmitter
+from monitor.demo.broadcast import BroadcastServer
 from tests.chaos import names
 from tests.chaos.disks import small_disk
 from tests.support.killed_serve import POINTS
@@ -110,8 +110,8 @@ def serving(
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[MonitoredServe]:
     """A `serve` that is ready, with the recording live."""
-    with Transmitter(library.recording) as transmitter:
-        config = library.config(folder, transmitter.url, data=data)
+    with BroadcastServer(library.recording) as broadcast:
+        config = library.config(folder, broadcast.url, data=data)
         serve = ServeRun(config, under=under, environment=environment)
         try:
             one = MonitoredServe(serve, config, data or folder / "data")

@@ -1,4 +1,4 @@
-"""The transmitter airs by its pace, and late comers join what is on air."""
+"""The broadcast server follows its pace, and later clients join at the current second."""
 
 import threading
 import urllib.error
@@ -11,13 +11,13 @@ import av
 import numpy as np
 import pytest
 
-from monitor.demo.broadcast import BURST_S, Pace, Transmitter, _chunks, wall_clock
+from monitor.demo.broadcast import BURST_S, BroadcastServer, Pace, _chunks, wall_clock
 
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten seconds of noise at 25 fps with a key frame a second."""
-    path = tmp_path_factory.mktemp("air") / "clip.ts"
+    path = tmp_path_factory.mktemp("broadcast") / "clip.ts"
     rng = np.random.default_rng(3)
     with av.open(str(path), "w", format="mpegts") as container:
         stream = container.add_stream("mpeg2video", rate=25)
@@ -30,18 +30,18 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Hand:
-    """A pace that a test moves by hand."""
+class ManualPace:
+    """A pace that a test sets."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.asked = threading.Semaphore(0)
+        self.calls = threading.Semaphore(0)
 
     def __call__(self) -> Pace:
         return self._pace
 
     def _pace(self) -> float:
-        self.asked.release()
+        self.calls.release()
         return self.now_s
 
 
@@ -51,60 +51,60 @@ def times(url: str) -> Iterator[float]:
             yield float(frame.time or 0.0)
 
 
-def test_a_listener_gets_every_picture_when_the_pace_allows(clip: Path) -> None:
-    with Transmitter(clip, lambda: lambda: float("inf")) as air:
-        assert len(list(times(air.url))) == 250
-        assert air.ended.wait(20)
+def test_a_client_gets_every_picture_if_the_pace_allows(clip: Path) -> None:
+    with BroadcastServer(clip, lambda: lambda: float("inf")) as broadcast:
+        assert len(list(times(broadcast.url))) == 250
+        assert broadcast.ended.wait(20)
 
 
 def test_nothing_is_sent_before_its_time(clip: Path) -> None:
-    hand = Hand()
-    hand.now_s = 2.0
+    pace = ManualPace()
+    pace.now_s = 2.0
     allowed = sum(chunk.end - chunk.start for chunk in _chunks(clip.read_bytes()) if chunk.at_s <= 2.0)
-    with Transmitter(clip, hand) as air, urllib.request.urlopen(air.url, timeout=20) as reply:
+    with BroadcastServer(clip, pace) as broadcast, urllib.request.urlopen(broadcast.url, timeout=20) as reply:
         first = reply.read(allowed)
-        for _ in range(3):  # it has asked again and again, and still may not send
-            assert hand.asked.acquire(timeout=20)
-        assert not air.ended.is_set()
-        hand.now_s = 60.0
+        for _ in range(3):  # it has checked again, and still may not send
+            assert pace.calls.acquire(timeout=20)
+        assert not broadcast.ended.is_set()
+        pace.now_s = 60.0
         rest = reply.read()
     assert first + rest == clip.read_bytes()
 
 
-def test_who_comes_late_joins_what_is_on_air(clip: Path) -> None:
-    hand = Hand()
-    hand.now_s = 2.0
-    with Transmitter(clip, hand) as air, urllib.request.urlopen(air.url, timeout=20) as first:
+def test_a_later_client_joins_at_the_current_second(clip: Path) -> None:
+    pace = ManualPace()
+    pace.now_s = 2.0
+    with BroadcastServer(clip, pace) as broadcast, urllib.request.urlopen(broadcast.url, timeout=20) as first:
         first.read(1)
-        hand.now_s = BURST_S + 5.0
-        with urllib.request.urlopen(air.url, timeout=20) as second:
+        pace.now_s = BURST_S + 5.0
+        with urllib.request.urlopen(broadcast.url, timeout=20) as second:
             second.read(1)
-            hand.now_s = 60.0
+            pace.now_s = 60.0
             late = second.read()
-    began = next(chunk.start for chunk in _chunks(clip.read_bytes()) if chunk.at_s >= 5.0)
-    assert len(late) == len(clip.read_bytes()) - began - 1
+    start = next(chunk.start for chunk in _chunks(clip.read_bytes()) if chunk.at_s >= 5.0)
+    assert len(late) == len(clip.read_bytes()) - start - 1
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_after_the_end_there_is_nothing_or_it_begins_anew(clip: Path, again: bool) -> None:
-    with Transmitter(clip, lambda: lambda: float("inf"), again=again) as air:
-        with urllib.request.urlopen(air.url, timeout=20) as reply:
+@pytest.mark.parametrize("repeat", [False, True])
+def test_after_its_end_a_broadcast_is_gone_or_repeats(clip: Path, repeat: bool) -> None:
+    with BroadcastServer(clip, lambda: lambda: float("inf"), repeat=repeat) as broadcast:
+        with urllib.request.urlopen(broadcast.url, timeout=20) as reply:
             assert reply.read() == clip.read_bytes()
-        if again:
-            with urllib.request.urlopen(air.url, timeout=20) as reply:
+        if repeat:
+            with urllib.request.urlopen(broadcast.url, timeout=20) as reply:
                 assert reply.read() == clip.read_bytes()
         else:
             with pytest.raises(urllib.error.HTTPError, match="404"):
-                urllib.request.urlopen(air.url, timeout=20)
+                urllib.request.urlopen(broadcast.url, timeout=20)
 
 
-def test_the_pace_of_a_channel_is_the_wall_clock_after_a_burst() -> None:
+def test_the_default_pace_is_the_wall_clock_after_a_burst() -> None:
     pace = wall_clock()
     assert BURST_S <= pace() < BURST_S + 5
     assert pace() <= pace()
 
 
-def test_pieces_follow_the_streams_clock_and_lose_no_byte(clip: Path) -> None:
+def test_chunks_follow_the_clock_of_the_stream_and_lose_no_byte(clip: Path) -> None:
     chunks = _chunks(clip.read_bytes())
     assert chunks[0].start == 0
     assert chunks[-1].end == clip.stat().st_size

@@ -1,4 +1,4 @@
-"""Films out of numbers: the same at any time, different from each other."""
+"""Synthetic films: reproducible, and different from each other."""
 
 from itertools import pairwise
 
@@ -13,12 +13,12 @@ def film(*painters: str, seed: int = 7) -> Film:
     return Film("test", "Test", seed, painters or ("hills", "city"), 60.0)
 
 
-def test_a_picture_depends_on_film_and_moment_alone() -> None:
-    moments = [0.0, 31.4, 2.5, 58.0]
-    forwards = [film().picture(at) for at in sorted(moments)]
-    as_asked = {at: film().picture(at) for at in moments}
-    for at, picture in zip(sorted(moments), forwards, strict=True):
-        assert np.array_equal(picture, as_asked[at])
+def test_a_picture_depends_on_film_and_time_only() -> None:
+    times = [0.0, 31.4, 2.5, 58.0]
+    forwards = [film().picture(at) for at in sorted(times)]
+    unordered = {at: film().picture(at) for at in times}
+    for at, picture in zip(sorted(times), forwards, strict=True):
+        assert np.array_equal(picture, unordered[at])
 
 
 @pytest.mark.parametrize("painter", PAINTERS)
@@ -38,7 +38,7 @@ def test_pictures_move_within_a_scene_and_change_at_cuts() -> None:
     assert 3 <= n_cuts <= 11  # 30 s of scenes of 3-6 s
 
 
-def test_no_two_films_show_the_same() -> None:
+def test_no_two_films_look_alike() -> None:
     films = [*REFERENCES, PROGRAMME]
     small = [
         np.stack([one.picture(at)[::20, ::20].astype(float) for at in np.arange(0, 64, 2.0)]).reshape(32, -1)

@@ -1,4 +1,4 @@
-"""The demo's media are what the list of what aired says they are."""
+"""The rendered media contain the listed copies."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from monitor.demo import media
-from monitor.demo.media import AIRED, BROADCAST_S, FPS, REFERENCE_S, REFERENCES, Aired, Media, make_media
+from monitor.demo.media import BROADCAST_S, COPIES, FPS, REFERENCE_S, REFERENCES, Media, PlantedCopy, render_media
 
 
 def pictures(path: Path) -> list[tuple[float, np.ndarray]]:
@@ -16,15 +16,15 @@ def pictures(path: Path) -> list[tuple[float, np.ndarray]]:
         return [(float(frame.time or 0.0), frame.to_ndarray(format="rgb24")) for frame in container.decode(video=0)]
 
 
-def test_the_plan_is_what_it_promises() -> None:
-    assert {copy.edit for copy in AIRED} == {"logo", "crop", "low quality", "1.25x speed"}
-    for copy in AIRED:
+def test_the_copies_have_the_planned_lengths_and_distances() -> None:
+    assert {copy.edit for copy in COPIES} == {"logo", "crop", "low quality", "1.25x speed"}
+    for copy in COPIES:
         assert 12 <= copy.channel_end - copy.channel_start <= 25
         assert 0 <= copy.reference_start < copy.reference_end <= REFERENCE_S
-    for before, after in pairwise(AIRED):
+    for before, after in pairwise(COPIES):
         assert after.channel_start - before.channel_end > 10
-    assert AIRED[0].channel_start < 10  # the first alert must come soon
-    assert BROADCAST_S - AIRED[-1].channel_end > 20  # and the last one have time to end
+    assert COPIES[0].channel_start < 10  # the first alert comes soon
+    assert BROADCAST_S - COPIES[-1].channel_end > 20  # and the last one has time to end
 
 
 def test_the_broadcast_is_a_stream_from_second_0_with_a_key_frame_a_second(demo_media: Media) -> None:
@@ -39,36 +39,36 @@ def test_the_broadcast_is_a_stream_from_second_0_with_a_key_frame_a_second(demo_
 
 
 def test_each_copy_shows_its_reference_and_nothing_else_does(demo_media: Media) -> None:
-    air = pictures(demo_media.broadcast)
+    broadcast = pictures(demo_media.broadcast)
     films = {film.name: film for film in REFERENCES}
-    assert demo_media.aired() == list(AIRED)
+    assert demo_media.copies() == list(COPIES)
 
-    def distance(at_s: float, copy: Aired) -> float:
-        """How far the middle of the air's picture is from the reference's, the crop undone."""
-        shown = air[round(at_s * FPS)][1].astype(float)
+    def distance(at_s: float, copy: PlantedCopy) -> float:
+        """Mean difference between the middle of the broadcast picture and the reference, which is cropped alike."""
+        picture = broadcast[round(at_s * FPS)][1].astype(float)
         ref = films[copy.reference].picture(copy.reference_start + copy.speed * (at_s - copy.channel_start))
         reference = media._cropped(ref) if copy.edit == "crop" else ref
-        return float(np.abs(shown - reference)[40:150, 20:250].mean())
+        return float(np.abs(picture - reference)[40:150, 20:250].mean())
 
-    for copy in AIRED:
+    for copy in COPIES:
         inside = [distance(copy.channel_start + part, copy) for part in (0.5, 5.0, 11.0)]
         outside = [distance(copy.channel_start - 2, copy), distance(copy.channel_end + 2, copy)]
         assert max(inside) < 20, copy
         assert min(outside) > 25, copy
 
 
-def test_references_are_whole_films(demo_media: Media) -> None:
+def test_references_are_complete_films(demo_media: Media) -> None:
     for film in REFERENCES:
         with av.open(str(demo_media.reference(film)), "r") as container:
             assert container.duration is not None
             assert container.duration / av.time_base == pytest.approx(REFERENCE_S, abs=0.2)
 
 
-def test_what_was_made_is_kept_but_not_what_is_old_or_was_cut_short(
+def test_rendered_media_are_used_again_but_not_outdated_or_partial_ones(
     demo_media: Media, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = demo_media.broadcast.stat().st_mtime_ns
-    assert make_media(demo_media.folder.parent) == demo_media
+    assert render_media(demo_media.folder.parent) == demo_media
     assert demo_media.broadcast.stat().st_mtime_ns == before
 
     def interrupted(*_: object) -> None:
@@ -77,5 +77,5 @@ def test_what_was_made_is_kept_but_not_what_is_old_or_was_cut_short(
     (tmp_path / "media-0").mkdir()
     monkeypatch.setattr(media, "_render_all", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        make_media(tmp_path)
+        render_media(tmp_path)
     assert list(tmp_path.iterdir()) == []

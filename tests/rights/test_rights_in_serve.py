@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from monitor.demo.broadcast import Transmitter
+from monitor.demo.broadcast import BroadcastServer
 from monitor.evidence.store import EvidenceStore
 from monitor.rights.store import RightsStore
 from tests.support.serve_process import ServeProcess, clean_environment, wait_until
@@ -33,7 +33,7 @@ def copywatch(data_dir: Path, *arguments: str) -> str:
 
 def test_commands_beside_a_running_monitor_take_effect(tmp_path: Path) -> None:
     library = build_sample_library(tmp_path)
-    with Transmitter(library.recording) as transmitter:
+    with BroadcastServer(library.recording) as transmitter:
         config = library.config(tmp_path / "live", transmitter.url)
         data = config.parent / "data"
         # A second channel reads the recording as fast as it goes: its two copies have ended when the first airs.

@@ -13,7 +13,7 @@ import pytest
 
 from monitor.alerting.alerts import Alert
 from monitor.config.settings import ChannelSettings, Settings
-from monitor.demo.broadcast import Transmitter
+from monitor.demo.broadcast import BroadcastServer
 from monitor.errors import ConfigError
 from monitor.kafka.channel_assignment import remove_channels, shared_channels, write_channel
 from monitor.roles.kafka_ingest import ingest
@@ -85,8 +85,8 @@ def test_ingest_waits_for_an_unreachable_broker_and_loses_no_second(
 
 
 async def _unreachable(fleet: KafkaFleet) -> None:
-    with Transmitter(fleet.recorded.recording) as air:
-        channel = ChannelSettings(name="ch1", url=air.url, mode="economy")
+    with BroadcastServer(fleet.recorded.recording) as broadcast:
+        channel = ChannelSettings(name="ch1", url=broadcast.url, mode="economy")
         no_broker = fleet.settings(bootstrap=f"127.0.0.1:{free_ports(1)[0]}")
         async with running(ingest, no_broker.model_copy(update={"channels": [channel]})) as scrape:
             await scrape.until_page("readyz", 503, "does not answer")
@@ -159,8 +159,8 @@ def test_shared_channels_are_spread_and_move_between_processes(fleet: KafkaFleet
 async def _sharing(fleet: KafkaFleet) -> None:
     settings = fleet.settings(partitions=4)
     names = [f"ch{n}" for n in range(6)]
-    with Transmitter(fleet.recorded.recording) as air:
-        url = air.url.replace("://", "://user:s3cret@")
+    with BroadcastServer(fleet.recorded.recording) as broadcast:
+        url = broadcast.url.replace("://", "://user:s3cret@")
         for name in names:
             await write_channel(settings.kafka, name, ChannelSettings(name=name, url=url, mode="economy"))
         async with running(ingest, settings, shared=True) as one:

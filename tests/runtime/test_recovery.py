@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor.alerting.outbox import History, Outbox
-from monitor.demo.broadcast import Transmitter
+from monitor.demo.broadcast import BroadcastServer
 from tests.support.serve_runs import TIMEOUT_S, SampleLibrary, ServeRun, alert_lines, build_sample_library
 
 pytestmark = pytest.mark.slow  # kills a real serve again and again
@@ -67,7 +67,7 @@ def test_killed_at_named_points_and_stopped_once_a_channel_tells_each_thing_once
 def test_killed_on_air_an_alert_goes_on_with_a_gap_or_ends_and_is_never_left_open(
     house: SampleLibrary, tmp_path: Path, lives: list[ServeRun]
 ) -> None:
-    with Transmitter(house.recording) as air:
+    with BroadcastServer(house.recording) as air:
         config = house.config(tmp_path / "air", air.url)
         lives.append(ServeRun(config))
         lives[-1].wait_for("alert.started")
