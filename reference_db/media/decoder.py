@@ -20,8 +20,8 @@ from av.error import FFmpegError
 
 from reference_db.media.addresses import SCHEME_RULES, AddressRefused, ReachPolicy, display_name, scheme_of
 from reference_db.media.child_process import receive_request
-from reference_db.media.frames import MAX_PIXELS, Mode
-from reference_db.media.sampling import RECORD, MediaRefused, VideoSampler
+from reference_db.media.frames import MAX_PIXELS, RECORD, Mode
+from reference_db.media.sampling import MediaRefused, VideoSampler
 
 if TYPE_CHECKING:
     from reference_db.media.http_relay import HttpRelay

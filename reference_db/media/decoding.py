@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 
 from reference_db.errors import MediaError
 from reference_db.media.addresses import display_name
-from reference_db.media.frames import Frame, Mode, VideoInfo
-from reference_db.media.sampling import KEY, PICTURE, RECORD
+from reference_db.media.frames import KEY, PICTURE, RECORD, Frame, Mode, VideoInfo
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ alike, wherever reading starts.
 from __future__ import annotations
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
@@ -20,6 +21,11 @@ MAX_LONG_SIDE = 8 * PICTURE_SHORT_SIDE  # of a picture that leaves the decoder; 
 MAX_PIXELS = 8192 * 4352  # 8K; a header that claims more is an attack
 JUMP_BACK_S = 10  # a smaller step back is a late picture; a larger one is a reset clock
 MAX_HOLD_S = 10  # an older key picture no longer shows what is on air
+
+# Records that the decoding child sends to its parent (decoding.py).
+RECORD = struct.Struct("<cI")  # kind, length of the body
+PICTURE = struct.Struct("<qddHH")  # second, pts_s, age_s, height, width; then the pixels
+KEY = struct.Struct("<dI")  # pts_s of a key picture, number of pictures decoded with damage so far
 
 Mode = Literal["exact", "economy", "auto"]
 T = TypeVar("T")

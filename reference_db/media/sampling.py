@@ -5,7 +5,6 @@ everything; `economy` decodes key pictures only and holds each until the next; `
 come often enough for long enough, and exact again when they stop.
 """
 
-import struct
 import time
 from collections.abc import Iterator
 from fractions import Fraction
@@ -18,8 +17,10 @@ from av.video.reformatter import Interpolation, VideoReformatter
 
 from reference_db.media.frames import (
     JUMP_BACK_S,
+    KEY,
     MAX_LONG_SIDE,
     MAX_PIXELS,
+    PICTURE,
     PICTURE_SHORT_SIDE,
     HeldOneFps,
     Mode,
@@ -31,10 +32,6 @@ EARLY_PACKETS = 4  # packets at the start of a live stream that may lack a time 
 BAD_PACKETS_IN_A_ROW = 8  # a bad packet is skipped; this many in a row make a bad stream
 KEY_EVERY_S = 2.1  # economy needs key pictures this often: 2 s, and 60 pictures at 29.97
 STEADY_S = 10.0  # for this long, before `auto` relies on them
-
-RECORD = struct.Struct("<cI")  # kind, length of the body
-PICTURE = struct.Struct("<qddHH")  # second, pts_s, age_s, height, width; then the pixels
-KEY = struct.Struct("<dI")  # pts_s of a key picture, number of pictures decoded with damage so far
 
 
 class MediaRefused(Exception):
