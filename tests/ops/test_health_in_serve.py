@@ -35,7 +35,7 @@ class Setup:
     data: Path
     serve: ServeProcess
     manager: socket.socket  # on which a service manager listens
-    air: LiveStream
+    stream: LiveStream
     white: Path
 
     def notifications(self) -> list[str]:
@@ -58,9 +58,9 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     bright = np.full((90, 160, 3), 255, np.uint8)
     times = [n / FPS for n in range(LENGTH_S * FPS)]
     white = media.write_clip(folder / "white.ts", ((t, bright) for t in times), fps=FPS, gop=FPS, b_frames=0)
-    air = LiveStream(write_stream_clip(folder / "air.ts"), LENGTH_S)
+    stream = LiveStream(write_stream_clip(folder / "stream.ts"), LENGTH_S)
     config = folder / "copywatch.yaml"
-    with serve_stream(air) as web, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+    with serve_stream(stream) as web, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         config.write_text(
             f"data_dir: data\nencoder: hanging.onnx\nweb: {{port: 0, probes_port: 0}}\nchannels:\n"
             f'  - {{name: works, url: "http://127.0.0.1:{web.port}/x.ts", mode: exact}}\n'
@@ -69,7 +69,7 @@ def setup(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
         manager.bind(str(folder / "notify"))
         environment = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "400000"}
         with ServeProcess(config, environment, (sys.executable, "-m", "tests.support.short_timeout_serve")) as serve:
-            yield Setup(folder / "data", serve, manager, air, white)
+            yield Setup(folder / "data", serve, manager, stream, white)
 
 
 @contextmanager
@@ -134,7 +134,7 @@ def test_not_ready_while_a_disk_hangs(setup: Setup) -> None:
 
 
 def test_an_encoder_that_hangs_is_reported_and_stops_the_watchdog(setup: Setup) -> None:
-    setup.air.use(setup.white)
+    setup.stream.use(setup.white)
     wait_until(lambda: "compute" in setup.serve.problems(), setup.serve.problems)
     assert setup.serve.get("/livez")[0] == 503
     wait_until(
