@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from monitor.cli import main
+from tests.support.command_result import Result, Run
 from tests.support.media import write_film
 from tests.support.onnx_encoders import write_grid
-
-
-@dataclass(frozen=True)
-class Result:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> object:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 
 from monitor.cli import main
 from monitor.demo.films import Film
-from tests.commands.conftest import Result, Run
+from tests.support.command_result import Result, Run
 from tests.support.media import write_clip
 
 HARBOUR = Film("harbour", "Harbour", 11, ("hills", "face", "city", "card"), 40.0)

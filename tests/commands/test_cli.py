@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from monitor import __version__
-from tests.commands.conftest import Result, Run
+from tests.support.command_result import Result, Run
 
 
 def test_version(run: Run) -> None:

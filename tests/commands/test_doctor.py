@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Result, Run
+from tests.support.command_result import Result, Run
 
 
 def findings(result: Result) -> dict[str, dict[str, object]]:

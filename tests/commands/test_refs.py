@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.conftest import Result, Run
+from tests.support.command_result import Result, Run
 from tests.support.media import write_film, write_sound
 
 
