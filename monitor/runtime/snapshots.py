@@ -68,7 +68,7 @@ def unpack(kind: type[T], content: bytes, stamp: Mapping[str, str]) -> tuple[T, 
             raise SnapshotRefused(f"its {name} is {head.stamp.get(name)}, not {wanted}", head.notes)
     try:
         return msgspec.msgpack.decode(head.state, type=kind, dec_hook=partial(_from_plain, large)), head.notes
-    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         raise SnapshotRefused(f"its state is invalid ({error})", head.notes) from error
 
 
@@ -117,8 +117,8 @@ def _from_plain(large: memoryview, kind: Any, value: Any) -> Any:
     _, dtype = get_args(kind)  # of an NDArray
     (wanted,) = get_args(dtype)
     name, shape, stored = value
-    if np.dtype(name) != wanted:
-        raise TypeError(f"expected an array of {wanted.__name__}, got {name}")
+    if np.dtype(name) != wanted or min(shape, default=0) < 0:
+        raise TypeError(f"expected an array of {wanted.__name__}, got {name} {shape}")
     content, place = (stored, 0) if isinstance(stored, bytes) else (large, stored)
     return np.frombuffer(content, wanted, math.prod(shape), place).reshape(shape)
 
