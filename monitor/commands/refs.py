@@ -288,7 +288,7 @@ def verify(
     with progress_bar("references", unit="") as step:
         found = library.verify(progress=step)
     if as_json:
-        done = None if repaired is None else _repair_json(repaired)
+        done = None if repaired is None else dataclasses.asdict(repaired)
         print_json({"whole": found.is_whole, **dataclasses.asdict(found), "repair": done})
     else:
         if repaired is not None:
@@ -296,12 +296,6 @@ def verify(
         _print_verification(found)
     if not found.is_whole:
         raise typer.Exit(FAILED)
-
-
-def _repair_json(done: Repair) -> dict[str, object]:
-    values = dataclasses.asdict(done)
-    values["kept"] = values.pop("backup")
-    return values
 
 
 def _print_repair(done: Repair) -> None:
