@@ -171,7 +171,7 @@ class ReferenceLibrary:
         """Rebuilds the index from the features. Never necessary: a damaged index is rebuilt automatically."""
         from reference_db.search.index import IndexKeeper
 
-        index = IndexKeeper(self.data_dir, self._encoder().encoder_id).reindex()
+        index = IndexKeeper(self.data_dir, self._encoder_id()).reindex()
         return ReindexResult(len(index.references), len(index), dict(index.damaged))
 
     def export(self, id: str, to: Path | None = None) -> Path:
@@ -215,7 +215,7 @@ class ReferenceLibrary:
         from reference_db.search.index import ReferenceIndex
 
         reference, features = read_export(path)
-        encoder_id = self._encoder().encoder_id
+        encoder_id = self._encoder_id()
         if reference.encoder_id != encoder_id:
             raise EncoderMismatch(
                 f"{printable(path.name)} was made by the encoder {reference.encoder_id}, this library needs "
@@ -239,6 +239,11 @@ class ReferenceLibrary:
                 return Registration(catalog.add(reference, features), "added", report)
             except ReferenceExists:
                 raise ReferenceExists(f"Another video has the id {wanted}; import with another `--id`.") from None
+
+    def _encoder_id(self) -> str:
+        from reference_db.features.encoder_weights import read_weights
+
+        return read_weights(self._encoder_path).encoder_id
 
     def _encoder(self) -> Encoder:
         from reference_db.features.encoder import load_encoder

@@ -4,6 +4,8 @@ A child process decodes while this one encodes the pictures it has sent. The sam
 reference; a video without an informative second, or that ends early, is refused.
 """
 
+from __future__ import annotations
+
 import hashlib
 import math
 import re
@@ -14,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +28,16 @@ from reference_db.errors import (
     ReferenceExists,
     UnknownReference,
 )
-from reference_db.features.encoder import Encoder, is_informative
+from reference_db.features.picture_detail import is_informative
 from reference_db.media.decoding import DecodingChild
 from reference_db.media.frames import Frame
 from reference_db.media.jpeg import encode_jpeg
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId, check_id
 from reference_db.store.references import check_texts, printable
+
+if TYPE_CHECKING:
+    from reference_db.features.encoder import Encoder
 
 BATCH = 8  # pictures encoded at a time, while the decoder works on the next ones
 THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 70  # longest side in pixels; about 4 kB per second

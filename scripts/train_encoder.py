@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from evaluation.encoder_benchmark import make_benchmark, score_head
-from reference_db.features.encoder import PICTURE_SIDE, normalise_pixels
+from reference_db.features.encoder import normalise_pixels
+from reference_db.features.encoder_weights import PICTURE_SIDE
 from reference_db.store.disk import atomic_file
 from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit

@@ -43,7 +43,8 @@ from monitor.ops.process import stop_on_signals
 from monitor.ops.systemd import notify
 from monitor.runtime.channel_roster import ChannelRoster, open_source, run_channel, watch_config
 from monitor.web.server import serve_probes
-from reference_db.features.encoder import Encoder, is_informative, load_encoder
+from reference_db.features.encoder import Encoder, load_encoder
+from reference_db.features.picture_detail import is_informative
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from monitor.errors import ConfigError
 from monitor.ingest.feature_windows import EncodedFrame
 from monitor.matching.mask_step import MaskStepNet, TileReader, load_mask_step
 from monitor.matching.tiles import SimilarityTile, TileMaps
-from reference_db.features.encoder import Encoder, is_informative, load_encoder
+from reference_db.features.encoder import Encoder, load_encoder
+from reference_db.features.picture_detail import is_informative
 from reference_db.media.frames import Frame
 
 

@@ -8,10 +8,6 @@ agree within 1e-3 between engines.
 
 from __future__ import annotations
 
-import hashlib
-import io
-import shlex
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,23 +22,17 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from reference_db.errors import CatalogError
-from reference_db.features.borders import RULES as BORDERS
 from reference_db.features.borders import crop_borders
+from reference_db.features.encoder_weights import NETWORK_INPUT, PICTURE_SIDE, EncoderWeights, read_weights
 from reference_db.features.engines import Arrays, Engine, compile_network, has_openvino, last_line, onnx_engine
-from reference_db.media.frames import PICTURE_SHORT_SIDE
 from reference_db.store.references import FEATURE_SIZE
 
-PICTURE_SIDE = 160  # as in training; 192 costs 30 % more time and finds no more copies
 POOLED_SIZE = 1280
-SAMPLER = "one picture per second, the first at or after the half, 1"  # by frames.OneFps; part of the id
 EXAMPLE_SQUARE = torch.zeros(1, PICTURE_SIDE, PICTURE_SIDE, 3, dtype=torch.uint8)
-SHIPPED_WEIGHTS = Path(__file__).parent / "weights" / "frame_encoder.safetensors"
 
 # What an ONNX encoder expects: RGB from 0 to 1, less ImageNet's mean, over its spread.
-NETWORK_INPUT = (1, 3, PICTURE_SIDE, PICTURE_SIDE)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EXPORT = f"torch.onnx.export(model.eval(), (torch.zeros{NETWORK_INPUT},), 'encoder.onnx', external_data=False)"
-EXTERNAL_WEIGHTS = b"\n\x08location\x12"  # in ONNX files with weights in another file, which the id would not cover
 
 STAGES = (  # expansion, channels, blocks, stride, kernel
     (1, 16, 1, 1, 3),
@@ -160,42 +150,27 @@ def load_encoder(path: Path | None = None, *, threads: int = 1) -> Encoder:
     CatalogError when the file is missing, damaged, of another format or does not return 512 numbers.
     """
     torch.set_num_threads(threads)
-    source = SHIPPED_WEIGHTS if path is None else path
-    try:
-        content = source.read_bytes()
-    except OSError as error:
-        raise CatalogError(f"cannot read the encoder {source}: {error.strerror}") from error
-    if source.suffix == ".safetensors":
-        return _load_own(source, content, must_check=path is None, threads=threads)
-    return _load_onnx(source, content, threads=threads)
+    weights = read_weights(path)
+    engine = _onnx_engine(weights, threads) if weights.is_onnx else _own_engine(weights, threads)
+    return Encoder(engine, weights.encoder_id)
 
 
-def _load_own(source: Path, content: bytes, must_check: bool, threads: int) -> Encoder:
-    digest = hashlib.sha256(content).hexdigest()
-    if (must_check or source.with_suffix(".sha256").exists()) and digest != recorded_sha256(source):
-        raise CatalogError(
-            f"{source.name} is damaged: its SHA-256 is {digest[:12]}..., not the one in the .sha256 file"
-        )
+def _own_engine(weights: EncoderWeights, threads: int) -> Engine:
     network = FrameEncoder()
     try:
-        network.load_state_dict({name: tensor.float() for name, tensor in load_safetensors(content).items()})
+        network.load_state_dict({name: tensor.float() for name, tensor in load_safetensors(weights.content).items()})
     except (SafetensorError, RuntimeError) as error:
-        raise CatalogError(f"{source} does not contain a frame encoder: {str(error).splitlines()[0]}") from error
-    return Encoder(
-        compile_network(SquareInput(network), (EXAMPLE_SQUARE,), threads=threads), f"lite0-{_id_hash(digest)}"
-    )
+        raise CatalogError(f"{weights.path} does not contain a frame encoder: {str(error).splitlines()[0]}") from error
+    return compile_network(SquareInput(network), (EXAMPLE_SQUARE,), threads=threads)
 
 
-def _load_onnx(source: Path, content: bytes, threads: int) -> Encoder:
-    if _is_torchscript(content):
-        raise CatalogError(f"{source} is a TorchScript file, not ONNX; this converts it: {_conversion(source)}")
-    if EXTERNAL_WEIGHTS in content:
-        raise CatalogError(f"{source} has its weights in another file; export it again with external_data=False")
+def _onnx_engine(weights: EncoderWeights, threads: int) -> Engine:
+    source = weights.path
     if not has_openvino():
         raise CatalogError(f"{source} cannot be run: ONNX encoders need OpenVINO (pip install openvino)")
     mean, std = (np.array(values, np.float32).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
     try:
-        engine = onnx_engine(content, NETWORK_INPUT, threads)
+        engine = onnx_engine(weights.content, NETWORK_INPUT, threads)
 
         def run(squares: Sequence[Arrays]) -> list[Arrays]:
             pixels = [square.transpose(0, 3, 1, 2).astype(np.float32) / 255 for (square,) in squares]
@@ -206,56 +181,8 @@ def _load_onnx(source: Path, content: bytes, threads: int) -> Encoder:
         raise CatalogError(f"{source} is not an ONNX encoder ({last_line(error)}); {EXPORT} writes one") from error
     if row.shape != (1, FEATURE_SIZE):
         raise CatalogError(f"{source} returns {row.shape} for one picture; an encoder must return (1, {FEATURE_SIZE})")
-    return Encoder(run, f"onnx-{_id_hash(hashlib.sha256(content).hexdigest())}")
-
-
-def _is_torchscript(content: bytes) -> bool:
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return any("/code/" in name for name in archive.namelist())
-    except zipfile.BadZipFile:
-        return False
-
-
-def _conversion(source: Path) -> str:
-    onnx = source.with_suffix(".onnx")
-    export = (
-        f"torch.onnx.export(torch.jit.load({str(source)!r}), torch.zeros{NETWORK_INPUT}, {str(onnx)!r}, dynamo=False)"
-    )
-    return "pip install onnx && " + shlex.join(["python", "-c", f"import torch; {export}"])
+    return run
 
 
 def _unit(rows: NDArray[Any]) -> NDArray[np.float32]:
     return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=-1, keepdims=True), 1e-12), np.float32)
-
-
-def recorded_sha256(source: Path) -> str:
-    """The SHA-256 in the .sha256 file beside the weights, in the format of sha256sum."""
-    beside = source.with_suffix(".sha256")
-    try:
-        return beside.read_text().split()[0]
-    except (OSError, IndexError) as error:
-        raise CatalogError(f"{beside.name} is missing or empty beside {source.name}; reinstall it") from error
-
-
-def _id_hash(weights_sha256: str) -> str:
-    rules = (
-        f"{weights_sha256} {PICTURE_SIDE} {PICTURE_SHORT_SIDE} {FEATURE_SIZE} bilinear, borders {BORDERS}, {SAMPLER}"
-    )
-    return hashlib.sha256(rules.encode()).hexdigest()[:12]
-
-
-# A picture carries information where it changes in both directions at once; bars and fades do not, at any contrast.
-DETAIL_SIDE = 64  # the picture is resized to 64 x 64 cells, which averages out noise
-DETAIL_LEVELS = 3  # levels by which neighbouring cells differ
-DETAIL_SHARE = 0.02  # of cells with detail, at least; films have 0.3, empty slates and black with a logo less than this
-
-
-def is_informative(picture: NDArray[np.uint8]) -> bool:
-    """Whether the picture has enough detail to be recognised: it is not black, flat, a plain fade or colour bars."""
-    small = Image.fromarray(picture).resize((DETAIL_SIDE, DETAIL_SIDE), Image.Resampling.BOX)
-    cells = np.asarray(small, np.int16)
-    across = np.abs(cells[:-1, 1:] - cells[:-1, :-1]) > DETAIL_LEVELS
-    down = np.abs(cells[1:, :-1] - cells[:-1, :-1]) > DETAIL_LEVELS
-    detailed = (across[..., 0] | across[..., 1] | across[..., 2]) & (down[..., 0] | down[..., 1] | down[..., 2])
-    return bool(detailed.mean() >= DETAIL_SHARE)

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from benches.live_channels import LiveChannels, Recording, prepare
 from benches.processes import cpu_s, memory_bytes, tree
 from monitor.demo.films import Film
-from reference_db.features.encoder import Encoder, is_informative, load_encoder
+from reference_db.features.encoder import Encoder, load_encoder
+from reference_db.features.picture_detail import is_informative
 from reference_db.registration import register
 from reference_db.store.catalog import Catalog
 from reference_db.store.references import Reference, ReferenceFeatures, ReferenceId

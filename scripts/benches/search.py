@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 from monitor.matching.candidates import OFFSET_BIN_S, Voter
 from monitor.matching.matcher import MatchParameters
 from reference_db.errors import UnknownReference
-from reference_db.features.encoder import is_informative, load_encoder
+from reference_db.features.encoder import load_encoder
+from reference_db.features.picture_detail import is_informative
 from reference_db.media.decoding import decode_file
 from reference_db.search.index import Hits, IndexKeeper, ReferenceIndex
 from reference_db.search.index_shards import SHORTLIST, CodedShard, FlatShard, rotate, single_threaded

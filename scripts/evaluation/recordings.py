@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from reference_db.features.encoder import is_informative
+from reference_db.features.picture_detail import is_informative
 from reference_db.media.decoding import decode_file
 from reference_db.media.frames import Frame, Mode
 from reference_db.store.disk import atomic_file

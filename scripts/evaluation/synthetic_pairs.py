@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from evaluation.recordings import PictureEncoder, Recording
 from evaluation.scoring import TrueCopy
-from reference_db.features.encoder import is_informative
+from reference_db.features.picture_detail import is_informative
 from training.edits import Edit, Picture, draw_edit
 from training.feature_table import raw_pictures
 

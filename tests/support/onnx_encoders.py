@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from safetensors.torch import load_file
 
-from reference_db.features.encoder import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    NETWORK_INPUT,
-    PICTURE_SIDE,
-    SHIPPED_WEIGHTS,
-    FrameEncoder,
-)
+from reference_db.features.encoder import IMAGENET_MEAN, IMAGENET_STD, FrameEncoder
+from reference_db.features.encoder_weights import NETWORK_INPUT, PICTURE_SIDE, SHIPPED_WEIGHTS
 from reference_db.store.references import FEATURE_SIZE
 
 HEADER = '<ir_version: 8, opset_import: ["" : 18]>'

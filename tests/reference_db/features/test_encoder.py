@@ -24,18 +24,17 @@ from reference_db.errors import CatalogError
 from reference_db.features.encoder import (
     EXAMPLE_SQUARE,
     EXPORT,
-    PICTURE_SIDE,
-    SHIPPED_WEIGHTS,
     Encoder,
     FrameEncoder,
     SameConv,
     SquareInput,
-    is_informative,
     load_encoder,
     normalise_pixels,
     to_square,
 )
+from reference_db.features.encoder_weights import PICTURE_SIDE, SHIPPED_WEIGHTS
 from reference_db.features.engines import openvino_engine, torch_engine
+from reference_db.features.picture_detail import is_informative
 from reference_db.store.references import FEATURE_SIZE
 from tests.support.onnx_encoders import write_grid
 
