@@ -46,7 +46,7 @@ def test_bands_are_bounded_and_close_when_idle() -> None:
     matcher = Matcher(MatchParameters())
     push(matcher, [Part(3, film, start, noise=0.4) for start in (0, 30) for film in FILMS] * 3)
     assert 0 < len(matcher._readings) <= MAX_BANDS
-    push(matcher, [Part(2 * IDLE_S + HALO, noise=1.0, dull=True)])
+    push(matcher, [Part(2 * IDLE_S + HALO, noise=1.0, black=True)])
     assert matcher._readings == []
     assert matcher.n_open_paths == 0
 

@@ -131,7 +131,7 @@ class Part:
     noise: float = 0.5
     beside: str | None = None  # another film at the same time, as in a split screen
     beside_from_s: int = 0
-    dull: bool = False
+    black: bool = False  # uninformative
     lost: bool = False
     new_epoch: bool = False
 
@@ -166,7 +166,7 @@ def plant(parts: Sequence[Part], seed: int = 0) -> PlantedStream:
                 samples.append(
                     Sample(epoch, second, BLANK, arrived + timedelta(seconds=second), "reconnect", {"second": second})
                 )
-                rows.append((unit(row), not part.dull))
+                rows.append((unit(row), not part.black))
             second += 1
     return PlantedStream(samples, rows)
 
@@ -185,10 +185,10 @@ def parts() -> st.SearchStrategy[list[Part]]:
         beside_from_s=st.integers(0, 30),
     )
     other = st.builds(Part, seconds=st.integers(1, 12), noise=st.just(1.0))
-    dull = st.builds(Part, seconds=st.integers(1, 4), dull=st.just(True), noise=st.just(1.0))
+    black = st.builds(Part, seconds=st.integers(1, 4), black=st.just(True), noise=st.just(1.0))
     lost = st.builds(Part, seconds=st.integers(1, 20), lost=st.just(True))
     broken = st.builds(Part, seconds=st.integers(1, 6), noise=st.just(1.0), new_epoch=st.just(True))
-    return st.lists(st.one_of(copy, copy, copy, other, dull, lost, broken), min_size=2, max_size=6)
+    return st.lists(st.one_of(copy, copy, copy, other, black, lost, broken), min_size=2, max_size=6)
 
 
 def outcomes_of(monitor: ChannelMonitor, samples: list[Sample], rows: Rows) -> list[Outcome]:

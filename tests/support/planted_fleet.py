@@ -75,7 +75,7 @@ def programme(seed: int, seconds: int) -> list[Part]:
         )
         parts.append(copy)
         if rng.random() < 0.3:
-            break_ = rng.choice([Part(3, dull=True, noise=1.0), Part(4, lost=True)])
+            break_ = rng.choice([Part(3, black=True, noise=1.0), Part(4, lost=True)])
             parts += [break_, replace(copy, seconds=8, from_s=copy.from_s + copy.seconds + break_.seconds)]
         parts.append(Part(rng.randint(9, 16), noise=1.0, new_epoch=rng.random() < 0.1))
     return parts
