@@ -24,7 +24,8 @@ from monitor.matching.tiles import SimilarityTile, TileMaps
 T = TypeVar("T")
 
 MatchStep: TypeAlias = Generator[list[SimilarityTile], list[TileMaps], T]
-NewStep: TypeAlias = Callable[[NDArray[np.float32], bool], MatchStep[T]]  # of a feature row and whether it informs
+# Makes a step, given the feature row of a picture and whether the picture carries information.
+NewStep: TypeAlias = Callable[[NDArray[np.float32], bool], MatchStep[T]]
 
 
 @dataclass(frozen=True, slots=True)
