@@ -28,13 +28,13 @@ class Sink(Protocol):
 class JsonLinesSink:
     """A file with one JSON object per line, opened for each batch, so it may be rotated or removed at any time.
 
-    A line that a crash or a full disk tore is cut off before the next one is written, and a line written just before a
-    crash is not written again.
+    A line that a crash or a full disk tore is cut off before the next one is written. Events of an attempt whose
+    outcome is unknown (a crash, a failed sync) are written again only if they are not in the file.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._is_first = True  # nothing was written since the process started
+        self._is_unsure = True  # the file may have events that count as not delivered
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("ab"):
@@ -45,14 +45,15 @@ class JsonLinesSink:
     def send(self, alerts: list[Alert]) -> None:
         with self.path.open("a+b") as file:
             _cut_torn_line(file)
-            if self._is_first:
+            if self._is_unsure:
                 written = _last_events(file)
                 alerts = [alert for alert in alerts if (alert.id, alert.seq) not in written]
             lines = "".join(json.dumps(alert.as_dict(), ensure_ascii=False) + "\n" for alert in alerts)
+            self._is_unsure = True
             file.write(lines.encode())
             file.flush()
             os.fsync(file.fileno())
-        self._is_first = False
+        self._is_unsure = False
 
 
 def _cut_torn_line(file: BinaryIO) -> None:
