@@ -105,6 +105,7 @@ def test_tokens_webhooks_jobs_and_evidence_are_there(data_dir: Path) -> None:
     assert all(evidence.report(alert_id) for alert_id in with_evidence)
 
 
+@pytest.mark.slow
 def test_every_list_command_reads_it(data_dir: Path) -> None:
     for command, expected in [
         ("refs list", FILMS[0]),

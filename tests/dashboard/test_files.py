@@ -7,6 +7,8 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from monitor.web.dashboard import FOLDER, KINDS, POLICY
 from tests.support.web_server import MonitorServer
 
@@ -22,6 +24,7 @@ def test_every_file_is_in_the_package() -> None:
     assert [path.name for path in FILES if not any(fnmatch.fnmatch(path.name, one) for one in patterns)] == []
 
 
+@pytest.mark.slow
 def test_files_are_served_unchanged_with_the_policy(hostile: MonitorServer) -> None:
     client = hostile.client()
     for path in FILES:
@@ -33,6 +36,7 @@ def test_files_are_served_unchanged_with_the_policy(hostile: MonitorServer) -> N
         assert (again.status, again.body) == (304, b"")
 
 
+@pytest.mark.slow
 def test_other_files_are_not_served(hostile: MonitorServer) -> None:
     names = ("__init__.py", "../api.py", "..%2fapi.py", "%2e%2e%2fapi.py", "nothing.js", ".", "")
     assert {hostile.client()("GET", f"/assets/{name}").status for name in names} == {404}

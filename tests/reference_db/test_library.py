@@ -112,6 +112,7 @@ def test_a_locked_library_is_refused_before_any_file(library: ReferenceLibrary, 
         list(library.add([films]))
 
 
+@pytest.mark.slow
 def test_a_large_folder_with_some_unusable_files(library: ReferenceLibrary, films: Path, tmp_path: Path) -> None:
     """10,000 files: three videos under many names, and one unusable file of each kind."""
     folder = tmp_path / "archive"

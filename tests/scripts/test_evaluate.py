@@ -103,6 +103,7 @@ def rows_of(report: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["row"]: row for row in report["rows"]}
 
 
+@pytest.mark.slow
 def test_broadcast_has_every_row(broadcast: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     background = ["--background", str(broadcast / "references")]
     rows = rows_of(as_json(capsys, "broadcast", str(broadcast), *options, *background))
@@ -161,6 +162,7 @@ def test_a_broadcast_without_copies_gives_false_alarms_per_hour(
     assert "1 false alarms (78.26 per hour)" in out  # film1 is shown but not in the truth: 1 in 46 s
 
 
+@pytest.mark.slow
 def test_sensitivity_runs_every_value(broadcast: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     rows = as_json(capsys, "sensitivity", str(broadcast), *options)["rows"]
     tried = [(letter, row[letter]) for row in rows for letter in ("tau", "sigma", "gamma") if letter in row]
@@ -173,6 +175,7 @@ def test_sensitivity_runs_every_value(broadcast: Path, options: list[str], capsy
     assert rows[2]["own"]["iou>0.5"]["f1"] == 1.0
 
 
+@pytest.mark.slow
 def test_pairs_are_made_and_evaluated(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in range(3):
         media.write_film(tmp_path / f"film{seed}.mp4", seed, 24, fps=FPS, **SIDES)
