@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler.loadfile import LoadFileScheduling
 
@@ -27,15 +28,17 @@ ROOT = Path(__file__).parent.parent
 MARKER_OF_FIXTURE = {"broker": "broker", "browser": "browser", "demo_media": "slow"}
 NEEDS_PROGRAMS = ("broker", "browser", "system")
 PROGRAMS = pytest.StashKey[str]()
-CHILD_WARNINGS = (
-    Path(__file__).parent / "support" / "child_warnings"
-)  # makes deprecated calls errors in child processes
+CHILD_WARNINGS = Path(__file__).parent / "support/child_warnings"  # deprecated calls are errors in child processes too
 # What a small Linux has: the shell, coreutils, and git, without which there is no clone to test.
 ANY_LINUX = (
     *("bash", "cat", "chmod", "cp", "cut", "date", "dirname", "echo", "env", "false", "git", "grep", "head", "id"),
     *("kill", "ln", "ls", "mkdir", "mktemp", "mv", "nice", "readlink", "rm", "sed", "sh", "sha256sum", "sleep", "sort"),
     *("tail", "tar", "touch", "tr", "true", "uname", "wc"),
 )
+
+# How long an example takes depends on what else the machine does.
+hypothesis.settings.register_profile("tests", deadline=None)
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")

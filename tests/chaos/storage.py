@@ -78,9 +78,10 @@ def in_child(work: Work, data_dir: Path, strace: Sequence[str] = ()) -> Ended:
     ours, theirs = socket.socketpair()  # replies use sendto, into which no fault is injected
     child = os.fork()
     if not child:
+        ours.close()  # so that `recv` ends if the parent fails before it traces the child
         try:
-            theirs.recv(1)
-            work(data_dir, lambda: theirs.sendall(b"acknowledged\n"))
+            if theirs.recv(1):
+                work(data_dir, lambda: theirs.sendall(b"acknowledged\n"))
         except BaseException as error:
             theirs.send(f"{type(error).__name__}: {error}\n".encode())
         finally:
