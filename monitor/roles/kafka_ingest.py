@@ -17,7 +17,7 @@ from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
@@ -43,8 +43,11 @@ from monitor.ops.process import stop_on_signals
 from monitor.ops.systemd import notify
 from monitor.runtime.channel_roster import ChannelRoster, open_source, run_channel, watch_config
 from monitor.web.server import serve_probes
-from reference_db.features.encoder import Encoder, load_encoder
+from reference_db.features.encoder_weights import read_weights
 from reference_db.features.picture_detail import is_informative
+
+if TYPE_CHECKING:
+    from reference_db.features.encoder import Encoder
 
 logger = logging.getLogger(__name__)
 
@@ -73,11 +76,11 @@ async def ingest(
     stop_on_signals(stop)
     kafka, metrics, problems = settings.kafka, Metrics(CollectorRegistry()), dict[str, str]()
     report_problem = partial(set_problem, problems, "kafka")
-    logger.info("loading the encoder")
-    encoder = await asyncio.to_thread(load_encoder, settings.encoder, threads=settings.compute.threads)
-    metrics.build_info.labels(__version__, encoder.encoder_id).set(1)
+    weights = await asyncio.to_thread(read_weights, settings.encoder)
+    metrics.build_info.labels(__version__, weights.encoder_id).set(1)
+    encoder = await asyncio.to_thread(_load_encoder, settings) if features else None  # pictures need no network
     publisher = Publisher(kafka, metrics, report_problem, stop)
-    encoding = _RecordEncoder(encoder if features else None)
+    encoding = _RecordEncoder(encoder)
     health = Health(problems, ("kafka",), {}, vital=())
     moved: set[str] = set()  # channels that another process takes over
 
@@ -113,6 +116,13 @@ async def ingest(
     finally:
         encoding.close()
         await publisher.close()
+
+
+def _load_encoder(settings: Settings) -> Encoder:
+    from reference_db.features.encoder import load_encoder
+
+    logger.info("loading the encoder")
+    return load_encoder(settings.encoder, threads=settings.compute.threads)
 
 
 async def _restore_nothing() -> None:

@@ -192,3 +192,21 @@ def test_commands_of_shared_channels_load_only_the_kafka_client(folder: Path) ->
     lines = [arguments(words, "--kafka --config CONFIG", folder) for words in KAFKA]
     for code, loaded, output in run_all(lines, folder):
         assert (code, loaded) == (4, {"aiokafka"}), output  # the broker does not answer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("features", "models"), [(False, set()), (True, {"torch"})])
+def test_ingest_loads_torch_only_to_send_feature_rows(features: bool, models: set[str], folder: Path) -> None:
+    program = (
+        "import asyncio, sys\n"
+        "from pathlib import Path\n"
+        "from monitor.config.settings import load_settings\n"
+        "from monitor.roles.kafka_ingest import ingest\n"
+        "async def run():\n"
+        "    stop, settings = asyncio.Event(), load_settings(Path('copywatch.yaml'))\n"
+        f"    await ingest(settings, features={features}, stop=stop, on_ready=lambda address: stop.set())\n"
+        "asyncio.run(run())\n"
+        "print({'torch', 'faiss', 'av'} & sys.modules.keys())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(models)
