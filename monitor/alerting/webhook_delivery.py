@@ -35,7 +35,8 @@ from monitor.ops.metrics import Metrics
 from monitor.ops.process import wait_for_event
 from monitor.rights.rules import Review
 from monitor.rights.store import RightsStore
-from reference_db.media.addresses import AddressRefused, ReachPolicy, is_public
+from reference_db.media.address_ranges import is_public
+from reference_db.media.addresses import AddressRefused, ReachPolicy
 
 logger = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from reference_db.media.addresses import display_name, redact_url
 app = typer.Typer(no_args_is_help=True, help="The watched broadcasts.")
 
 KafkaOption = Annotated[bool, typer.Option("--kafka", help="Use the topic that `ingest --shared` reads, not the file.")]
+PrivateOption = Annotated[bool, typer.Option("--private", help="Its host name may have a private address.")]
 TEST_S = 10.0  # long enough for several key frames
 STATE_TIMEOUT_S = 1.0
 
@@ -38,11 +39,12 @@ def add(
         list[str] | None,
         typer.Option(metavar="HOST", help="Private host or network that it may use; repeatable."),
     ] = None,
+    private: PrivateOption = False,
     shared: KafkaOption = False,
     config_file: ConfigOption = None,
 ) -> None:
     """Add a channel to the configuration; a running `serve` starts it within seconds."""
-    channel = _channel(name, _url(url), mode, allow or [])
+    channel = _channel(name, _url(url), mode, allow or [], private)
     if shared:
         from monitor.kafka.channel_assignment import refuse_files, write_channel
 
@@ -107,13 +109,14 @@ def probe(
     name_or_url: Annotated[str, typer.Argument(metavar="NAME|URL", help="A channel, an address, or - for stdin.")],
     seconds: Annotated[float, typer.Option(min=1, help="Seconds to watch.")] = TEST_S,
     thumbnail: Annotated[Path | None, typer.Option(metavar="FILE.jpg", help="File for the first picture.")] = None,
+    private: PrivateOption = False,
     config_file: ConfigOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Watch a channel for some seconds and describe it; exit 4 if it cannot be opened."""
     config_file = config_file or context.obj[0]
     known = {one.name: one for one in settings_of(context, config_file).channels} if config_file else {}
-    channel = known.get(name_or_url) or _channel("test", _url(name_or_url), "exact", [])
+    channel = known.get(name_or_url) or _channel("test", _url(name_or_url), "exact", [], private)
     from monitor.ingest.channel_probe import probe_channel
     from reference_db.media.jpeg import encode_jpeg
 
@@ -139,9 +142,10 @@ def _url(url: str) -> str:
     return sys.stdin.readline().strip() if url == "-" else url
 
 
-def _channel(name: str, url: str, mode: str, allow: list[str]) -> ChannelSettings:
+def _channel(name: str, url: str, mode: str, allow: list[str], private: bool) -> ChannelSettings:
+    values = {"name": name, "url": url, "mode": mode, "allow": allow, "private": private}
     try:
-        return ChannelSettings.model_validate({"name": name, "url": url, "mode": mode, "allow": allow})
+        return ChannelSettings.model_validate(values)
     except ValidationError as error:
         lines = [
             f"{'.'.join(map(str, one['loc']))}: {one['msg'].removeprefix('Value error, ')}" for one in error.errors()

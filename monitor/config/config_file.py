@@ -46,6 +46,7 @@ def _with(text: str, channel: ChannelSettings) -> str:
     parts = [f"name: {_scalar(channel.name)}", f"url: {_scalar(channel.url)}"]
     parts += [f"mode: {channel.mode}"] if channel.mode != "auto" else []
     parts += [f"allow: [{', '.join(map(_scalar, channel.allow))}]"] if channel.allow else []
+    parts += ["private: true"] if channel.private else []
     key, node = _find(text)
     if key is None:
         return text + ("" if text.endswith("\n") or not text else "\n") + "channels:\n" + _item(parts, 2)

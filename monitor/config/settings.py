@@ -99,6 +99,10 @@ class ChannelSettings(_Section):
         default=(),
         description="Private hosts or networks that its playlists and redirects may use, besides its own host.",
     )
+    private: bool = Field(
+        default=False,
+        description="Whether its own host name may have a private address; without it only public ones are used.",
+    )
 
     @field_serializer("url")
     def _redact(self, url: str) -> str:

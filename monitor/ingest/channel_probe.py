@@ -24,7 +24,7 @@ def probe_channel(channel: ChannelSettings, seconds: float) -> tuple[dict[str, A
     first: tuple[float, float] | None = None  # arrival and presentation time of the first frame
     last, picture = (0.0, 0.0), np.zeros((0, 0, 3), np.uint8)
     try:
-        with DecodingChild(url, live=True, mode="exact", allow=channel.allow) as child:
+        with DecodingChild(url, live=True, mode="exact", allow=channel.allow, private=channel.private) as child:
             for frame in child.frames():
                 last = (time.monotonic(), frame.pts_s)
                 if first is None:

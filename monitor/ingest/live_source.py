@@ -153,6 +153,7 @@ class LiveSource:
             live=True,
             mode=settings.mode,
             allow=settings.allow,
+            private=settings.private,
             opening_s=timeouts.opening_s,
             no_progress_s=timeouts.no_progress_s,
         ) as self._child:

@@ -170,7 +170,8 @@ async def remove_channels(kafka: KafkaSettings, names: Sequence[str]) -> None:
 def channel_value(channel: ChannelSettings) -> bytes:
     """The value of a channel's record, with the credentials that its `ingest` process needs."""
     values = {"name": channel.name, "url": channel.url, "mode": channel.mode, "allow": list(channel.allow)}
-    return json.dumps(values).encode()
+    named = {"private": True} if channel.private else {}  # earlier versions do not know the key
+    return json.dumps(values | named).encode()
 
 
 async def write_channel(kafka: KafkaSettings, name: str, channel: ChannelSettings | None) -> None:

@@ -1,7 +1,9 @@
 """Stream addresses: which ones are opened, where they may lead, and how messages name them without secrets.
 
-The operator configures an address, but others control what is behind it. A redirect, a playlist or a key may lead to
-any public host, but to a private one (loopback, 10.x, link-local, ...) only if the operator configured that host.
+The operator configures an address, but others control what is behind it: its DNS name, its redirects, playlists and
+keys. They may lead to any public host, but to a private one (loopback, 10.x, link-local, ...) only if an admin named
+that host as private: by its number, by the channel's `private: true`, or in its `allow`. Every connection is checked,
+so a name that is public today cannot lead inside tomorrow (DNS rebinding).
 Messages contain scheme and host only, or a redacted address: it may hold a password, a token or a stream key.
 """
 
@@ -12,6 +14,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from reference_db.media.address_ranges import embedded_ipv4, is_public
 
 # Formats of a file. Playlists (hls, concat, sdp) are excluded: they would open other files and hosts.
 FILE_FORMATS = (
@@ -47,7 +51,6 @@ _HARMLESS_PARAMETERS = frozenset(
 )
 # A path segment of this length with letters and several digits is more likely a token than a name.
 _TOKEN = re.compile(r"(?=(?:[^/]*[0-9]){3})(?=[^/]*[A-Za-z])[A-Za-z0-9_~+=%-]{16,}")
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class AddressRefused(Exception):
@@ -70,17 +73,21 @@ def scheme_of(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ReachPolicy:
-    """The private hosts that a channel may reach: the host and port of its address, and its `allow` list."""
+    """The private hosts that a channel may reach: those of its `allow`, and its own host and port if named so.
+
+    An own host that is a number, or `localhost`, is named by the address itself: no DNS answer changes it.
+    """
 
     host: str
     port: int
     allow: tuple[str, ...] = ()  # hosts, addresses or networks
+    private: bool = False  # an admin named the own host as private
 
     @classmethod
-    def of(cls, url: str, allow: Sequence[str] = ()) -> "ReachPolicy":
+    def of(cls, url: str, allow: Sequence[str] = (), *, private: bool = False) -> "ReachPolicy":
         """The policy of a channel with this address. Raises AddressRefused if it has no host."""
         host, port = host_and_port(url)
-        return cls(host, port, tuple(allow))
+        return cls(host, port, tuple(allow), private)
 
     def resolve(self, host: str, port: int) -> list[tuple[str, int]]:
         """The numeric addresses of the host, each of them permitted.
@@ -90,7 +97,8 @@ class ReachPolicy:
         """
         found = [(str(one[4][0]), port) for one in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
         addresses = list(dict.fromkeys(found))
-        if (host.lower(), port) == (self.host, self.port) or host.lower() in map(str.lower, self.allow):
+        is_own = (host.lower(), port) == (self.host, self.port)
+        if (is_own and self._may_be_private) or host.lower() in map(str.lower, self.allow):
             return addresses
         for address, _ in addresses:
             if not is_public(address) and not self._is_allowed(address):
@@ -98,28 +106,33 @@ class ReachPolicy:
         return addresses
 
     def check(self, address: str, port: int, *, is_stream: bool) -> None:
-        """Raises AddressRefused unless this numeric address is public, allowed, or the configured host's.
+        """Raises AddressRefused unless this numeric address is public, allowed, or that of a private own host.
 
-        Datagrams of the configured host may use any port, since RTSP negotiates them.
+        Datagrams of the own host may use any port, since RTSP negotiates them.
         """
         if is_public(address) or self._is_allowed(address):
             return
-        for host in (self.host, *self.allow):
-            if host != self.host or port == self.port or not is_stream:
-                with suppress(OSError, UnicodeError):
-                    if address in [one[4][0] for one in socket.getaddrinfo(host, None)]:
-                        return
+        own = [self.host] if self._may_be_private and (port == self.port or not is_stream) else []
+        for host in (*own, *self.allow):
+            with suppress(OSError, UnicodeError):
+                if address in [one[4][0] for one in socket.getaddrinfo(host, None)]:
+                    return
         raise self._refusal(address, port)
 
-    @staticmethod
-    def _refusal(host: str, port: int) -> AddressRefused:
+    @property
+    def _may_be_private(self) -> bool:
+        return self.private or is_fixed(self.host)
+
+    def _refusal(self, host: str, port: int) -> AddressRefused:
+        own = host.lower() == self.host and port == self.port
+        remedy = "set the channel's `private: true`" if own else "add it to the channel's `allow`"
         return AddressRefused(
             f"It leads to {host}:{port}, a private address that the channel does not allow; "
-            "if this is intended, add it to the channel's `allow`."
+            f"if this is intended, {remedy}."
         )
 
     def _is_allowed(self, address: str) -> bool:
-        number = _embedded_ipv4(ipaddress.ip_address(address.partition("%")[0]))
+        number = embedded_ipv4(ipaddress.ip_address(address.partition("%")[0]))
         for one in self.allow:
             try:
                 if number in ipaddress.ip_network(one, strict=False):
@@ -127,6 +140,20 @@ class ReachPolicy:
             except ValueError:
                 continue  # a host name
         return False
+
+
+def is_fixed(host: str) -> bool:
+    """Whether a host is a number in any notation, or `localhost`: no DNS server decides where it leads."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        try:
+            socket.inet_aton(host)  # 127.1, 2130706433, 0x7f000001
+        except OSError:
+            return False
+    return True
 
 
 def host_and_port(url: str) -> tuple[str, int]:
@@ -139,25 +166,6 @@ def host_and_port(url: str) -> tuple[str, int]:
     if not host or any(ord(c) < 33 for c in url):
         raise AddressRefused("An address must have a host, as in http://host:port/path, and no spaces.")
     return host.lower(), port
-
-
-def is_public(address: str) -> bool:
-    """Whether a numeric address is a public one, also if IPv6 embeds an IPv4 address."""
-    number = _embedded_ipv4(ipaddress.ip_address(address.partition("%")[0]))
-    return number.is_global and not number.is_multicast
-
-
-def _embedded_ipv4(
-    number: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The IPv4 address that an IPv6 address embeds (NAT64, Teredo, mapped, 6to4); any other unchanged."""
-    if isinstance(number, ipaddress.IPv6Address):
-        if number in _NAT64:
-            return ipaddress.IPv4Address(int(number) & 0xFFFFFFFF)
-        if number.teredo:
-            return number.teredo[1]
-        return number.ipv4_mapped or number.sixtofour or number
-    return number
 
 
 # --- addresses in messages ----------------------------------------------------------------------------------------

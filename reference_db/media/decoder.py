@@ -91,6 +91,7 @@ class DecodingSession:
         self._live: bool = request["live"]
         self._mode: Mode = request["mode"]
         self._allow: list[str] = request["allow"]
+        self._private: bool = request["private"]
         self._no_video_s: float = request["no_video_s"]
         self._out = out
         self._refusals: list[str] = []  # addresses that the socket guard blocked
@@ -141,19 +142,25 @@ class DecodingSession:
         if scheme in ("http", "https"):
             from reference_db.media.http_relay import HttpRelay
 
-            self._relay = HttpRelay(url, ReachPolicy.of(url, self._allow), self._warn)
+            self._relay = HttpRelay(url, self._reach(), self._warn)
             proxy = f"http://127.0.0.1:{self._relay.port}"  # any other URL that FFmpeg opens goes to the relay too
             os.environ.pop("no_proxy", None)
             return self._relay.url, options | HLS_OPTIONS | {"http_proxy": proxy}
         if scheme in ("rtsp", "rtsps", "rtmp", "rtmps"):
             from reference_db.media.socket_guard import guard
 
-            guard.install(ReachPolicy.of(url, self._allow), lambda sentence: self._refusals.append(sentence))
+            guard.install(
+                ReachPolicy.of(url, self._allow, private=self._private),
+                lambda sentence: self._refusals.append(sentence),
+            )
         if scheme in ("rtsp", "rtsps"):
             options["rtsp_flags"] = "prefer_tcp"  # firewalls often drop datagrams silently
         if scheme in ("rtmps", "rtsps"):
             options |= {"tls_verify": "1", **_certificates()}
         return url, options
+
+    def _reach(self) -> ReachPolicy:
+        return ReachPolicy.of(self._url, self._allow, private=self._private)
 
     def _warn(self, _kind: str, sentence: str) -> None:
         self._out.write(b"W", sentence.encode())

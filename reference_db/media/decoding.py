@@ -60,6 +60,7 @@ class DecodingChild:
         live: bool = False,
         mode: Mode = "exact",
         allow: Sequence[str] = (),
+        private: bool = False,
         opening_s: float = OPENING_S,
         no_progress_s: float = NO_PROGRESS_S,
     ) -> None:
@@ -93,6 +94,7 @@ class DecodingChild:
         self._poll.register(self._out, select.POLLIN)
         self._poll.register(self._err, select.POLLIN)
         request = {"url": url, "live": live, "mode": mode, "allow": list(allow), "parent": os.getpid()}
+        request["private"] = private  # its own host may have a private address
         request["no_video_s"] = 0.8 * no_progress_s  # so that the child, which knows the reason, reports first
         try:
             self._process.stdin.write(json.dumps(request).encode())

@@ -26,6 +26,7 @@ from monitor.alerting.webhooks import DONE, FAILED, WAITING, WebhookSink, Webhoo
 from monitor.errors import WebhookRefused
 from monitor.rights.store import RightsStore
 from tests.chaos.hostile import HOSTS
+from tests.support.changing_names import ChangingNames
 from tests.support.sample_alert import sample_alert
 from tests.support.webhook_receiver import LOOPBACK, deliver_until, open_receiver
 
@@ -214,6 +215,17 @@ def test_only_allowed_private_addresses_are_reached(tmp_path: Path) -> None:
             assert asyncio.run(send(endpoint, webhooks.ping(endpoint.id), (allow,))).succeeded
         by_name = webhooks.add(receiver.url.replace("127.0.0.1", "localhost"))
         assert asyncio.run(send(by_name, webhooks.ping(by_name.id), ("localhost",))).succeeded
+
+
+def test_every_delivery_checks_where_the_name_leads_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    webhooks, names = WebhookStore(tmp_path), ChangingNames(monkeypatch)
+    with open_receiver() as receiver:
+        endpoint = webhooks.add(receiver.url.replace("127.0.0.1", "rebind.example"))
+        for inside in ("127.0.0.1", "::ffff:127.0.0.1", "168.63.129.16", "192.0.0.192", "64:ff9b:1::7f00:1", "fec0::1"):
+            names.numbers["rebind.example"] = inside
+            attempt = asyncio.run(send(endpoint, webhooks.ping(endpoint.id), ("other.example",), timeout_s=3))
+            assert attempt.error == "the address is private; to allow it, name it in webhooks.allow", inside
+        assert receiver.requests == []
 
 
 def test_errors_contain_no_secrets(tmp_path: Path) -> None:

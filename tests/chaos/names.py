@@ -71,7 +71,7 @@ def hanging(folder: Path) -> dict[str, float]:
         config = folder / "copywatch.yaml"
         config.write_text(
             "data_dir: data\nweb: {port: 0}\nchannels:\n"
-            f'  - {{name: named, url: "http://tv.example.org:{web.port}/", mode: economy}}\n'
+            f'  - {{name: named, url: "http://tv.example.org:{web.port}/", mode: economy, private: true}}\n'
             f'  - {{name: witness, url: "http://127.0.0.1:{other.port}/", mode: economy}}\n'
         )
         with ServeProcess(config, program=[*OWN_RESOLVER, str(resolver), sys.executable, "-m", "monitor.cli"]) as serve:

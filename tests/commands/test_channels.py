@@ -57,6 +57,13 @@ def test_adding_and_removing_a_channel_changes_nothing_else_in_the_file(config: 
     assert config.read_text() == COMMENTED
 
 
+def test_a_private_host_is_named_as_such(config: Path) -> None:
+    private = ("--private", "--config", str(config))
+    assert copywatch("channels", "add", "cam", "rtsp://cam.lan/1", *private).returncode == 0
+    assert "    url: 'rtsp://cam.lan/1'\n    private: true\n" in config.read_text()
+    assert [one.private for one in load_settings(config).channels] == [False, False, True]
+
+
 FORMS = [
     "",
     "data_dir: x",

@@ -15,11 +15,13 @@ from typing import Any
 
 import pytest
 
+from monitor.config.settings import load_settings
 from monitor.errors import ConfigError
 from monitor.web.auth import gatekeeper
 from monitor.web.auth.gatekeeper import RANK, SCOPES, check_exposure, is_loopback
 from monitor.web.auth.tokens import FILE, Tokens
 from monitor.web.requests import limits
+from tests.support.changing_names import ChangingNames
 from tests.support.web_only import WebAppServer
 
 SAMPLES = {
@@ -318,6 +320,27 @@ def test_only_admins_name_private_addresses(server: WebAppServer, tokens: dict[s
     assert b"hush" not in made.body
     assert admin("POST", "/api/v1/channels", {"name": "inside", "url": "http://10.1.2.3/x"}).status == 409
     assert "inside" in (server.context.config or Path()).read_text()
+
+
+def test_a_name_with_a_private_address_is_named_as_private_by_an_admin(
+    server: WebAppServer, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ChangingNames(monkeypatch, camera_example="10.1.2.3", cdn_example="93.184.216.34")
+    write, admin = server.client(tokens["write"]), server.client(tokens["admin"])
+    for body in ({"url": "http://camera.example/"}, {"url": "http://cdn.example/", "private": True}):
+        assert write("POST", "/api/v1/channels", {"name": "x", **body}).status == 403, body
+        assert write("POST", "/api/v1/channels/test", body).status == 403, body
+    refused = admin("POST", "/api/v1/channels", {"name": "camera", "url": "http://camera.example/"})
+    assert refused.status == 422
+    assert "set `private`" in refused.json["detail"]
+    for client, body in (
+        (admin, {"name": "camera", "url": "http://camera.example/", "private": True}),
+        (write, {"name": "cdn", "url": "http://cdn.example/"}),
+    ):
+        assert client("POST", "/api/v1/channels", body).status == 201
+    assert server.context.config
+    stored = {one.name: one.private for one in load_settings(server.context.config).channels}
+    assert (stored["camera"], stored["cdn"]) == (True, False)
 
 
 def test_new_channels_are_limited_per_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,11 +220,12 @@ function addChannel() {
     spellcheck: "false",
     placeholder: "https://…/live.m3u8",
   });
+  const isPrivate = el("input", { type: "checkbox", name: "private" });
   const test = button("Test this address", {}, async () => {
     test.disabled = true;
     result.textContent = "Testing it for a few seconds…";
     try {
-      result.textContent = describeTest(await send("POST", "channels/test", { url: url.value }));
+      result.textContent = describeTest(await send("POST", "channels/test", { url: url.value, private: isPrivate.checked }));
     } catch (error) {
       result.textContent = error.message;
     }
@@ -258,12 +259,13 @@ function addChannel() {
           "auto",
         ),
       ),
+      can("admin") && el("label.check", isPrivate, "Its host name has a private address"),
       el("div.row", test),
       result,
     ],
     "Add",
     async (values) => {
-      await send("POST", "channels", values);
+      await send("POST", "channels", { ...values, private: isPrivate.checked });
       toast(`${values.name} is being opened.`);
     },
   );

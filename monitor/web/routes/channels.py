@@ -22,7 +22,7 @@ from monitor.web.channel_views import ChannelOut
 from monitor.web.context import AppContext, Context, CurrentCaller
 from monitor.web.requests.paging import Cursor, Limit, Page, page_of
 from monitor.web.requests.problems import ERROR_RESPONSES, JPEG, Problem, not_found
-from reference_db.media.addresses import AddressRefused, ReachPolicy, host_and_port, redact_url
+from reference_db.media.addresses import AddressRefused, ReachPolicy, host_and_port, is_fixed, redact_url
 
 ChannelName = Annotated[str, Path(pattern=f"^{CHANNEL_NAME}$")]
 PROBE_S = 5.0  # long enough for some key frames
@@ -39,6 +39,7 @@ class ChannelIn(BaseModel):
     allow: list[Annotated[str, Field(min_length=1, max_length=255)]] = Field(
         default=[], max_length=64, description="Private hosts or networks that it may connect to."
     )
+    private: bool = Field(default=False, description="Its own host name may have a private address; admin only.")
 
 
 class ProbeIn(BaseModel):
@@ -46,6 +47,7 @@ class ProbeIn(BaseModel):
 
     url: str = Field(min_length=1, max_length=4096)
     allow: list[Annotated[str, Field(min_length=1, max_length=255)]] = Field(default=[], max_length=64)
+    private: bool = False
 
 
 class ProbeOut(BaseModel):
@@ -148,14 +150,24 @@ def _checked(values: dict[str, Any], caller: Caller) -> ChannelSettings:
     scheme = channel.url.partition("://")[0].lower() if "://" in channel.url else "file"
     if scheme == "file":
         raise Problem(422, "Local files can be added as channels only in the configuration file, not through the API.")
-    if not caller.may("admin") and (channel.allow or scheme in ("udp", "rtp") or _is_private(channel.url)):
-        raise Problem(403, "Only a token with the scope admin may name a private address, udp, rtp or `allow`.")
+    if not caller.may("admin") and (channel.allow or channel.private or scheme in ("udp", "rtp")):
+        raise Problem(403, "Only a token with the scope admin may set `allow`, `private`, udp or rtp.")
+    if scheme not in ("udp", "rtp"):
+        _check_host(channel, caller)
     return channel
 
 
-def _is_private(url: str) -> bool:
+def _check_host(channel: ChannelSettings, caller: Caller) -> None:
+    """Raises Problem for a host that is private now. The answer of a DNS server may change: the decoder checks the
+    address again at every connection."""
+    host, port = host_and_port(channel.url)
     try:
-        ReachPolicy("", 0).resolve(*host_and_port(url))
-    except (AddressRefused, OSError, UnicodeError):
-        return True  # a name that does not resolve now may resolve to a private address later
-    return False
+        ReachPolicy("", 0).resolve(host, port)
+    except AddressRefused:
+        if not caller.may("admin"):
+            raise Problem(403, "Only a token with the scope admin may name a private address.") from None
+        if not channel.private and not is_fixed(host):
+            raise Problem(422, f"{host} has a private address; set `private` if this is intended.") from None
+    except (OSError, UnicodeError):
+        if not caller.may("admin"):
+            raise Problem(403, "Only a token with the scope admin may name a host that cannot be resolved.") from None

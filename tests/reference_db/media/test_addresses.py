@@ -2,15 +2,17 @@
 
 import pytest
 
+from reference_db.media.address_ranges import is_public
 from reference_db.media.addresses import (
     AddressRefused,
     ReachPolicy,
     display_name,
-    is_public,
+    is_fixed,
     redact_text,
     redact_url,
     scheme_of,
 )
+from tests.support.changing_names import ChangingNames
 from tests.support.secret_addresses import FORMS, SECRET, filled
 
 
@@ -96,6 +98,37 @@ def test_a_private_host_must_be_configured_by_host_and_port(host: str) -> None:
     assert ReachPolicy("cdn.example.com", 80, (host,)).resolve(host, 8081)
     assert ReachPolicy("cdn.example.com", 80, (host.upper(),)).resolve(host, 8081)
     assert ReachPolicy("cdn.example.com", 80, ("127.0.0.0/8", "0.0.0.0/32")).resolve(host, 8081)
+
+
+@pytest.mark.parametrize("inside", ["127.0.0.1", "10.1.2.3", "169.254.169.254", "168.63.129.16", "::1"])
+def test_a_name_that_was_public_cannot_lead_inside_later(inside: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ChangingNames(monkeypatch, rebind_example="93.184.216.34")
+    policy = ReachPolicy.of("http://rebind.example:8080/live")
+    assert policy.resolve("rebind.example", 8080) == [("93.184.216.34", 8080)]
+    names.numbers["rebind.example"] = inside
+    with pytest.raises(AddressRefused, match="if this is intended, set the channel's `private: true`"):
+        policy.resolve("rebind.example", 8080)
+    for is_stream in (True, False):
+        with pytest.raises(AddressRefused):
+            policy.check(inside, 8080, is_stream=is_stream)
+
+
+def test_an_admin_names_the_own_host_as_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    ChangingNames(monkeypatch, camera_example="10.1.2.3", other_example="10.1.2.4")
+    policy = ReachPolicy.of("rtsp://camera.example/1", private=True)
+    assert policy.resolve("camera.example", 554) == [("10.1.2.3", 554)]
+    policy.check("10.1.2.3", 554, is_stream=True)
+    for host, port in (("camera.example", 80), ("other.example", 554), ("10.1.2.3", 80)):
+        with pytest.raises(AddressRefused, match="add it to the channel's `allow`"):
+            policy.resolve(host, port)
+    with pytest.raises(AddressRefused):
+        policy.check("10.1.2.4", 554, is_stream=True)
+
+
+def test_numbers_and_localhost_need_no_name_server() -> None:
+    fixed = ["127.0.0.1", "::1", "fe80::1%eth0", "localhost", "LOCALHOST.", "127.1", "2130706433", "0x7f000001", "0"]
+    assert all(map(is_fixed, fixed))
+    assert not any(map(is_fixed, ["", "camera", "1.2.3.4.example", "localhost.example", "face", "0x7f000001.example"]))
 
 
 @pytest.mark.parametrize(

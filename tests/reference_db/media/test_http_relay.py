@@ -22,6 +22,7 @@ from reference_db.errors import MediaError
 from reference_db.media.addresses import ReachPolicy
 from reference_db.media.decoding import DecodingChild
 from reference_db.media.http_relay import HttpRelay
+from tests.support.changing_names import ChangingNames
 from tests.support.media import write_film
 
 SECRET = "c4naryPa55word123"
@@ -92,6 +93,24 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def relay_for(url: str, *allow: str) -> tuple[HttpRelay, list[str]]:
     problems: list[str] = []
     return HttpRelay(url, ReachPolicy.of(url, allow), lambda _kind, sentence: problems.append(sentence)), problems
+
+
+def test_a_name_that_leads_inside_later_is_not_followed_there(
+    canary: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ChangingNames(monkeypatch)
+    with serving(answering(lambda request: request.send_error(404))) as public:
+        url = f"http://rebind.example:{canary[0].rpartition(':')[2]}/admin/do?delete=1"
+        relay, problems = relay_for(url)
+        for inside in ("127.0.0.1", "localhost", "::1"):
+            names.numbers["rebind.example"] = inside
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                read(relay.url)
+        own = relay_for(f"http://localhost:{public.server_address[1]}/")[0]
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            read(own.url)
+    assert canary[1:] == []
+    assert "set the channel's `private: true`" in problems[0]
 
 
 def read(url: str) -> bytes:

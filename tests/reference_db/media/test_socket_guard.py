@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -59,6 +61,35 @@ def test_a_redirect_to_a_private_address_is_followed_only_if_it_is_allowed(allow
         assert (child.failure == "refused") == (not allow)
         assert "s3cret" not in str(caught.value)
         assert min(canary.visits, 1) == visits
+
+
+OWN_NAMES = ("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"')
+OPENING = """
+import sys
+from reference_db.errors import MediaError
+from reference_db.media.decoding import DecodingChild
+with DecodingChild(sys.argv[1], live=True, private=sys.argv[2] == "private", opening_s=20) as child:
+    try:
+        child.info()
+    except MediaError as error:
+        print(child.failure, error)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("scheme", ["http", "rtsp", "rtmp"])
+def test_a_name_that_leads_inside_is_connected_to_only_if_an_admin_named_it_as_private(
+    scheme: str, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 rebind.example\n")
+    with Canary() as canary:
+        for named, visits in (("", 0), ("private", 1)):
+            opening = [*OWN_NAMES, str(hosts), sys.executable, "-c", OPENING]
+            url = f"{scheme}://rebind.example:{canary.port}/x"
+            done = subprocess.run([*opening, url, named], capture_output=True, text=True)
+            assert min(canary.visits, 1) == visits, done
+            assert done.stdout.startswith("refused ") == (not named), done
 
 
 def test_datagrams_of_the_configured_host_may_use_any_port() -> None:
