@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,8 +26,16 @@ from reference_db.errors import (
     ReferenceExists,
     StorageError,
 )
-from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceFeatures, ReferenceId, check_id
-from reference_db.store.references import FEATURE_SIZE, MAX_HEADER_BYTES, MAX_SECONDS, pack, printable, unpack
+from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceId, check_id
+from reference_db.store.feature_files import (
+    MAX_FILE_BYTES,
+    StoredFeatures,
+    check_header,
+    file_chunks,
+    file_header,
+    read_untrusted,
+)
+from reference_db.store.references import printable
 from reference_db.store.verification import Repair, Verification, repair, verify
 
 if TYPE_CHECKING:
@@ -34,7 +43,7 @@ if TYPE_CHECKING:
     from reference_db.registration import QualityReport, Registration
 
 EXPORT_SUFFIX = ".copywatch"
-MAX_EXPORT_BYTES = MAX_SECONDS * (2 * FEATURE_SIZE + 1) + MAX_HEADER_BYTES
+MAX_EXPORT_BYTES = MAX_FILE_BYTES
 # A file in a folder is a video if it has one of these; a file that is named itself is tried in any case.
 VIDEO_SUFFIXES = {
     ".3gp", ".asf", ".avi", ".dv", ".f4v", ".flv", ".gxf", ".ivf", ".m2t", ".m2ts", ".m2v", ".m4v", ".mkv", ".mov",
@@ -138,6 +147,8 @@ class ReferenceLibrary:
                     raise
                 except CatalogError as error:
                     yield AddResult(path, None, error)
+                except MemoryError:
+                    yield AddResult(path, None, _too_large(path))
                 else:
                     yield AddResult(path, done, None)
 
@@ -145,6 +156,10 @@ class ReferenceLibrary:
         """The library's content: references, damaged ones, and the generation."""
         with Catalog.open(self.data_dir) as catalog:
             return catalog.contents()
+
+    def n_seconds(self) -> int:
+        """The length of all references."""
+        return sum(reference.n_seconds for reference in self.list().references)
 
     def show(self, id: str) -> ReferenceDetails:
         """One reference with its quality report."""
@@ -179,13 +194,13 @@ class ReferenceLibrary:
 
         `to` is a new file or a folder; by default ID.copywatch in the current folder.
         """
-        content = self.export_bytes(id)
+        pieces = self.export_pieces(id)
         target = to or Path()
         if target.is_dir():
             target = target / f"{id}{EXPORT_SUFFIX}"
         try:
             with target.open("xb") as file:
-                file.write(content)
+                file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
         except FileExistsError:
@@ -195,22 +210,28 @@ class ReferenceLibrary:
             raise CatalogError(f"{target} cannot be written: {error.strerror}.") from error
         return target
 
-    def export_bytes(self, id: str) -> bytes:
-        """The content of the file that `export` writes."""
+    def export_pieces(self, id: str) -> Iterator[bytes]:
+        """The content of the file that `export` writes, read from disk piece by piece; the first is its header."""
         with Catalog.open(self.data_dir) as catalog:
             reference = catalog.get(ReferenceId(id))
-            features = catalog.features(reference.id)
-        if reference.n_seconds > MAX_SECONDS:
-            raise CatalogError(f"{id} is longer than the {MAX_SECONDS // 3600} hours that an export may have.")
-        return pack(replace(reference, thumbnails_sha256=""), features)
+            features = catalog.exact_features(reference)
+        return file_chunks(file_header(replace(reference, thumbnails_sha256=""), features), features)
 
     def import_(self, path: Path, *, id: str | None = None) -> Registration:
         """The exported reference, durable in this library; `id` gives it another id than it had.
+
+        The file is checked and stored piece by piece.
 
         Raises NotAReference for a file that is not a valid export, EncoderMismatch if another encoder made it,
         ReferenceExists for an id of another video. A reference that was registered here from the video itself is more
         trustworthy than an import, and stays.
         """
+        try:
+            return self._import(path, id)
+        except MemoryError:
+            raise _too_large(path) from None
+
+    def _import(self, path: Path, id: str | None) -> Registration:
         from reference_db.registration import Registration, assess_quality
         from reference_db.search.index import ReferenceIndex
 
@@ -251,20 +272,35 @@ class ReferenceLibrary:
         return load_encoder(self._encoder_path, threads=self._threads)
 
 
-def read_export(path: Path) -> tuple[Reference, ReferenceFeatures]:
-    """The reference and features of an exported file, fully checked; raises NotAReference."""
+def read_export(path: Path) -> tuple[Reference, StoredFeatures]:
+    """The reference and features of an exported file, fully checked piece by piece; raises NotAReference."""
+    with _naming_file(path):
+        return read_untrusted(path)
+
+
+def check_export(path: Path) -> Reference:
+    """The reference that an exported file describes; only its header is checked. Raises NotAReference."""
+    with _naming_file(path):
+        return check_header(path)
+
+
+@contextmanager
+def _naming_file(path: Path) -> Iterator[None]:
+    """Makes errors sentences about this file."""
     name = printable(path.name)
     try:
-        with path.open("rb") as file:
-            content = file.read(MAX_EXPORT_BYTES + 1)
+        yield
     except OSError as error:
         raise NotAReference(f"{name} cannot be read: {error.strerror}.") from error
-    if len(content) > MAX_EXPORT_BYTES:
-        raise NotAReference(f"{name} is larger than any Copywatch export.")
-    try:
-        return unpack(content)
     except NotAReference as error:
         raise NotAReference(f"{name} {error}.") from error
+
+
+def _too_large(path: Path) -> MediaError:
+    return MediaError(
+        f"{printable(path.name)} needs more memory than a registration may use; register it in parts, or raise "
+        "registration.memory_bytes."
+    )
 
 
 def find_videos(paths: Iterable[Path]) -> FoundVideos:

@@ -34,7 +34,8 @@ from reference_db.media.frames import Frame
 from reference_db.media.jpeg import encode_jpeg
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId, check_id
-from reference_db.store.references import check_texts, printable
+from reference_db.store.picture_spool import PictureSpool
+from reference_db.store.references import BLOCK_ROWS, MAX_SECONDS, Features, check_texts, printable
 
 if TYPE_CHECKING:
     from reference_db.features.encoder import Encoder
@@ -45,6 +46,9 @@ STATIC_SIMILARITY = 0.98  # a second this similar to the previous one shows noth
 OVERLAP_SIMILARITY = 0.8  # a second this similar to one of another reference may be the same scene
 OVERLAP_HITS = 16  # reference seconds found for each second
 MIN_OVERLAP_S, MAX_OVERLAP_S = 60, 300  # seconds of a reference that are searched in others: a tenth, within these
+# A video with more seconds without a picture than both is refused. Slides and recordings of a screen have holes too,
+# but they cost little while they are short.
+MAX_HOLES_S, MAX_HOLES_SHARE = 600, 0.5
 COMPLETE_SHARE, COMPLETE_SLACK_S = 0.9, 2.0  # of the stated duration; a file with less is truncated
 # From these on, a warning.
 UNINFORMATIVE_SHARE, STATIC_S, OVERLAP_SHARE, SHORT_S = 0.5, 30, 0.1, 3
@@ -103,7 +107,8 @@ def register(
         return Registration(known, "already there", None)
     if known is None and wanted_id is not None:
         _check_free(catalog, wanted_id)
-    features, pictures = _decode(path, encoder, thumbnails, progress)
+    spool = PictureSpool(catalog.data_dir) if thumbnails else None
+    features = _decode(path, encoder, spool, progress)
     if _file_status(path) != status:
         raise MediaError(f"{printable(path.name)} changed while it was read; register it again when it is finished.")
     base = known or _new_reference(wanted_id or _free_id(catalog, path.stem), path, content_sha256)
@@ -119,20 +124,21 @@ def register(
     )
     report = assess_quality(features, _index(catalog, encoder.encoder_id, index), itself=reference.id)
     if known is not None:
-        return Registration(catalog.replace(reference, features, pictures), "replaced", report)
-    return Registration(catalog.add(reference, features, pictures), "added", report)
+        return Registration(catalog.replace(reference, features, spool), "replaced", report)
+    return Registration(catalog.add(reference, features, spool), "added", report)
 
 
 def _decode(
-    path: Path, encoder: Encoder, thumbnails: bool, progress: Callable[[int, int | None], None] | None
-) -> tuple[ReferenceFeatures, list[bytes] | None]:
-    """Features and thumbnails of a complete video; the decoder works ahead of the encoder."""
+    path: Path, encoder: Encoder, spool: PictureSpool | None, progress: Callable[[int, int | None], None] | None
+) -> ReferenceFeatures:
+    """The features of a complete video, its thumbnails in the spool; the decoder works ahead of the encoder."""
+    name = printable(path.name)
     with DecodingChild(str(path)) as child:
         duration_s = child.info().duration_s
         total = None if duration_s is None else math.ceil(duration_s)
-        features, pictures = _encode(child.frames(), encoder, thumbnails, total, progress)
+        features = _encode(_within_limit(child.frames(), name), name, encoder, spool, total, progress)
     _check_complete(path, features, duration_s)
-    return features, pictures
+    return features
 
 
 def _new_reference(id: ReferenceId, path: Path, content_sha256: str) -> Reference:
@@ -154,11 +160,11 @@ def _new_reference(id: ReferenceId, path: Path, content_sha256: str) -> Referenc
 def quality_report(id: ReferenceId, catalog: Catalog) -> QualityReport:
     """The quality of a reference of the catalogue, compared with the others there."""
     reference = catalog.get(id)
-    return assess_quality(catalog.features(id), _index(catalog, reference.encoder_id, None), itself=id)
+    return assess_quality(catalog.stored_features(id), _index(catalog, reference.encoder_id, None), itself=id)
 
 
 def assess_quality(
-    features: ReferenceFeatures, index: ReferenceIndex | None, itself: ReferenceId | None = None
+    features: Features, index: ReferenceIndex | None, itself: ReferenceId | None = None
 ) -> QualityReport:
     """The quality of these features, compared with the references in the index; None if they cannot be compared."""
     n_seconds = len(features.rows)
@@ -209,57 +215,80 @@ def safe_id(stem: str) -> ReferenceId:
     return check_id(name or "reference")
 
 
+def _within_limit(frames: Iterator[Frame], name: str) -> Iterator[Frame]:
+    """The frames; MediaError at the first one beyond the greatest length, however few there are before it."""
+    for frame in frames:
+        if frame.second >= MAX_SECONDS:
+            raise MediaError(
+                f"{name} has a picture at second {frame.second}; a reference may last {MAX_SECONDS // 3600} hours at "
+                "most. If it is not that long, its time stamps are damaged."
+            )
+        yield frame
+
+
+def _check_holes(n_seconds: int, n_pictures: int, name: str) -> None:
+    """Raises MediaError for a video that is mostly holes: a few pictures whose time stamps are hours apart."""
+    n_missing = n_seconds - n_pictures
+    if n_missing > MAX_HOLES_S and n_missing > MAX_HOLES_SHARE * n_seconds:
+        raise MediaError(
+            f"{name} has a picture in only {n_pictures} of its {n_seconds} seconds; its time stamps are damaged."
+        )
+
+
 def _encode(
     frames: Iterator[Frame],
+    name: str,
     encoder: Encoder,
-    thumbnails: bool,
+    spool: PictureSpool | None,
     total: int | None,
     progress: Callable[[int, int | None], None] | None,
-) -> tuple[ReferenceFeatures, list[bytes] | None]:
-    """Features and thumbnails by second; a second without a frame has zeros and no thumbnail."""
-    rows: dict[int, NDArray[np.float32]] = {}
+) -> ReferenceFeatures:
+    """Features by second, thumbnails in the spool; a second without a frame has zeros and no thumbnail."""
+    rows: dict[int, NDArray[np.float16]] = {}
     informative: set[int] = set()
-    pictures: dict[int, bytes] = {}
     while batch := list(islice(frames, BATCH)):
         encoded = encoder.encode([frame.picture for frame in batch])
-        rows |= {frame.second: row for frame, row in zip(batch, encoded, strict=True)}
+        rows |= {frame.second: row for frame, row in zip(batch, encoded.astype(np.float16), strict=True)}
         informative |= {frame.second for frame in batch if is_informative(frame.picture)}
-        if thumbnails:
-            pictures |= {
-                frame.second: encode_jpeg(frame.picture, quality=THUMBNAIL_QUALITY, max_side=THUMBNAIL_SIDE)
-                for frame in batch
-            }
+        if spool is not None:
+            for frame in batch:
+                jpeg = encode_jpeg(frame.picture, quality=THUMBNAIL_QUALITY, max_side=THUMBNAIL_SIDE)
+                spool.put(frame.second, jpeg)
         if progress is not None:
             progress(batch[-1].second + 1, total)
     n_seconds = max(rows) + 1
+    _check_holes(n_seconds, len(rows), name)
     features = np.zeros((n_seconds, FEATURE_SIZE), np.float16)
     for second, row in rows.items():
         features[second] = row
     mask = np.array([second in informative for second in range(n_seconds)])
-    jpegs = [pictures.get(second, b"") for second in range(n_seconds)] if thumbnails else None
-    return ReferenceFeatures(features, mask), jpegs
+    return ReferenceFeatures(features, mask)
 
 
-def _longest_static_s(features: ReferenceFeatures) -> int:
-    rows = features.rows.astype(np.float32)
-    similar = (rows[1:] * rows[:-1]).sum(axis=1) > STATIC_SIMILARITY
-    longest = length = 1
-    for is_static in similar & features.informative[1:] & features.informative[:-1]:
-        length = length + 1 if is_static else 1
-        longest = max(longest, length)
-    return longest
+def _longest_static_s(features: Features) -> int:
+    n_seconds = len(features.rows)
+    static = np.zeros(n_seconds + 1, np.bool_)  # like the second before; the last entry ends a run
+    for start in range(1, n_seconds, BLOCK_ROWS):
+        rows = features.rows[start - 1 : start + BLOCK_ROWS].astype(np.float32)
+        static[start : start + len(rows) - 1] = np.einsum("ij,ij->i", rows[1:], rows[:-1]) > STATIC_SIMILARITY
+    static[1:n_seconds] &= features.informative[1:] & features.informative[:-1]
+    starts = np.flatnonzero(~static)  # each second that differs from the one before starts a run
+    return int(np.diff(starts).max(initial=1))
 
 
 def _overlaps(
-    features: ReferenceFeatures, index: ReferenceIndex, itself: ReferenceId | None
+    features: Features, index: ReferenceIndex, itself: ReferenceId | None
 ) -> tuple[tuple[ReferenceId, float], ...]:
     """Other references that share many of the informative seconds, and the share; the greatest first.
 
     Of a long reference an evenly spread sample is searched: a search costs as much as encoding.
     """
-    ours = features.rows[features.informative].astype(np.float32)
-    n_searched = min(len(ours), max(MIN_OVERLAP_S, min(MAX_OVERLAP_S, len(ours) // 10)))
-    ours = ours[np.linspace(0, len(ours) - 1, n_searched).round().astype(int)]
+    seconds = np.flatnonzero(features.informative)
+    if not len(seconds):
+        return ()
+    n_searched = min(len(seconds), max(MIN_OVERLAP_S, min(MAX_OVERLAP_S, len(seconds) // 10)))
+    seconds = seconds[np.linspace(0, len(seconds) - 1, n_searched).round().astype(int)]
+    ours = np.concatenate([features.rows[at : at + 1] for at in seconds.tolist()]).astype(np.float32)
     n_found = np.zeros(len(index.references), np.int64)
     for rows in np.array_split(ours, len(ours) // 256 + 1):
         hits = index.search(rows, OVERLAP_HITS)

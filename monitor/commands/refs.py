@@ -29,6 +29,7 @@ from monitor.commands.terminal import (
     progress_bar,
     settings_of,
 )
+from monitor.ops.memory_cap import capped_memory, registration_bytes
 from reference_db.errors import CatalogError, StorageError
 from reference_db.library import AddResult, FoundVideos, ReferenceLibrary, find_videos
 
@@ -74,7 +75,8 @@ def add(
         raise typer.BadParameter("--id and --title name one video; register the files one by one.")
     results: list[dict[str, object]] = []
     failed: list[AddResult] = []
-    with _AddProgress(found) as bar:
+    memory_bytes = registration_bytes(settings.registration.memory_bytes, library.n_seconds())
+    with _AddProgress(found) as bar, capped_memory(memory_bytes):
         outcomes = library.add(
             found,
             id=reference_id,
@@ -369,12 +371,14 @@ def import_(
     """Import references from files that `refs export` wrote."""
     if len(files) > 1 and reference_id:
         raise typer.BadParameter("--id names one reference; import the files one by one.")
-    library = _library(context, config_file, data_dir)[0]
+    library, settings = _library(context, config_file, data_dir)
+    memory_bytes = registration_bytes(settings.registration.memory_bytes, library.n_seconds())
     results: list[dict[str, object]] = []
     n_failed = 0
     for file in files:
         try:
-            done = library.import_(file, id=reference_id)
+            with capped_memory(memory_bytes):
+                done = library.import_(file, id=reference_id)
         except StorageError:
             raise
         except CatalogError as error:

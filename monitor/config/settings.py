@@ -157,11 +157,16 @@ class EvidenceSettings(_Section):
 
 
 class RegistrationSettings(_Section):
-    """What is stored of a reference."""
+    """What is stored of a reference, and what registering it may cost."""
 
     thumbnails: bool = Field(
         default=True,
         description="Store one small picture per reference second, shown in evidence beside the broadcast.",
+    )
+    memory_bytes: int = Field(
+        default=5 << 29,
+        ge=1 << 30,
+        description="Memory that registering or importing may use, besides the library's index; what needs more fails.",
     )
 
 

@@ -1,7 +1,7 @@
 """Registers one video in a child process: one request on stdin, lines of JSON on stdout, then exit.
 
-It runs at a low priority, so that it does not delay the watched channels, and dies with its parent. `Registrar` in
-web/requests/jobs.py starts it.
+It runs at a low priority, so that it does not delay the watched channels, under a memory limit of its own, and dies
+with its parent. `Registrar` in web/requests/jobs.py starts it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from monitor.ops.memory_cap import capped_memory, registration_bytes
 from reference_db.errors import CatalogError, CatalogLocked
 from reference_db.library import ReferenceLibrary
 from reference_db.media.child_process import receive_request
@@ -32,10 +33,11 @@ def main() -> None:
     encoder = Path(request["encoder"]) if request["encoder"] else None
     library = ReferenceLibrary(Path(request["data_dir"]), encoder, threads=request["threads"])
     try:
-        if request["kind"] == "import":
-            done = library.import_(Path(request["path"]), id=request["id"])
-        else:
-            done = _register(library, request, lambda done_s, total_s: send(done_s=done_s, total_s=total_s))
+        with capped_memory(registration_bytes(request["memory_bytes"], library.n_seconds())):
+            if request["kind"] == "import":
+                done = library.import_(Path(request["path"]), id=request["id"])
+            else:
+                done = _register(library, request, lambda done_s, total_s: send(done_s=done_s, total_s=total_s))
     except CatalogLocked:
         send(locked=True)
         return

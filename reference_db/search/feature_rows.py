@@ -9,22 +9,22 @@ zeros, which match nothing, and does not kill the process.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import resource
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_db.store.references import FEATURE_SIZE, Reference, ReferenceFeatures, ReferenceId
+from reference_db.errors import NotAReference
+from reference_db.store.feature_files import ROW_BYTES, read_layout
+from reference_db.store.references import FEATURE_SIZE, Features, Reference, ReferenceId, blocks
 
-ROW_BYTES = 2 * FEATURE_SIZE
 MAX_FILES = 1 << 16  # limit of open files that we request; the default is usually 1,024
 FLOAT16_BITS = np.int32(-0x70002000)  # sign, and the other 15 bits of a float16 shifted by 13
 EXPONENT_SCALE = np.float32(2.0**112)  # the exponent biases differ by 127 - 15
@@ -88,21 +88,21 @@ class RowSource(Protocol):
 class MemoryRows:
     """The rows of references whose features are in memory."""
 
-    def __init__(self, pairs: Sequence[tuple[Reference, ReferenceFeatures]]) -> None:
+    def __init__(self, pairs: Sequence[tuple[Reference, Features]]) -> None:
         self._features = {reference.id: features for reference, features in pairs}
 
     def has(self, reference: Reference) -> bool:
         return reference.id in self._features
 
     def rows(self, reference: Reference) -> ReferenceRows:
-        return self._features[reference.id].rows.astype(np.float32)
+        return to_float32(self._features[reference.id].rows[:])
 
     def informative(self, reference: Reference) -> NDArray[np.bool_]:
         return self._features[reference.id].informative
 
     def similarity(self, row: NDArray[np.float32], keys: Sequence[Key], seconds: Sequence[int]) -> NDArray[np.float32]:
         """The dot product of this row with the row of each of these seconds."""
-        rows = [self._features[id].rows[second] for (id, _), second in zip(keys, seconds, strict=True)]
+        rows = [self._features[id].rows[second : second + 1] for (id, _), second in zip(keys, seconds, strict=True)]
         return _products(np.array(rows, np.float32).reshape(-1, FEATURE_SIZE), row)
 
 
@@ -112,12 +112,11 @@ class FileRows:
     def __init__(self, path: str) -> None:
         self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.file)
-        length = int.from_bytes(os.pread(self.file, 8, 0), "little")
-        header = json.loads(os.pread(self.file, length, 8))
-        self._n_seconds = int(header["rows"]["shape"][0])
-        self.at = 8 + length + header["rows"]["data_offsets"][0]  # of row 0, in bytes
-        start, end = header["informative"]["data_offsets"]
-        self.informative = np.frombuffer(os.pread(self.file, end - start, 8 + length + start), np.bool_)
+        layout = read_layout(self.file)
+        self._n_seconds = layout.n_seconds
+        self.at = layout.rows_at  # of row 0, in bytes
+        flags = os.pread(self.file, layout.n_seconds, layout.informative_at)
+        self.informative = np.frombuffer(flags, np.bool_)
 
     def __len__(self) -> int:
         return self._n_seconds
@@ -161,7 +160,7 @@ class FeatureFolder:
         """Whether the reference's file can be read; opens it, so that it can be read even if it is removed."""
         try:
             self.rows(reference)
-        except (OSError, ValueError, KeyError):
+        except (OSError, NotAReference):
             return False
         return True
 
@@ -187,7 +186,7 @@ class FeatureFolder:
                     file_rows = self._open.get(key) or self._open_file(key)
                     target = buffer[n * ROW_BYTES : (n + 1) * ROW_BYTES]
                     is_read = os.preadv(file_rows.file, [target], file_rows.at + second * ROW_BYTES) == ROW_BYTES
-                except (OSError, ValueError, KeyError):
+                except (OSError, NotAReference):
                     is_read = False
                 if not is_read:
                     self._rows16[n] = 0
@@ -221,6 +220,14 @@ def raise_file_limit() -> int:
         return MAX_FILES if soft == resource.RLIM_INFINITY else soft
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return wanted
+
+
+def informative_blocks(features: Features) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """The informative seconds and their rows [n, 512], a block at a time."""
+    for start, rows in blocks(features.rows):
+        at = np.flatnonzero(features.informative[start : start + len(rows)])
+        if len(at):
+            yield at + start, to_float32(rows[at])
 
 
 def to_float32(rows: NDArray[np.float16], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:

@@ -19,7 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_db.errors import CatalogLocked, DamagedReference, EncoderMismatch, UnknownReference
-from reference_db.search.feature_rows import FeatureFolder, Key, MemoryRows, ReferenceRows, RowSource
+from reference_db.search.feature_rows import (
+    FeatureFolder,
+    Key,
+    MemoryRows,
+    ReferenceRows,
+    RowSource,
+    informative_blocks,
+)
 from reference_db.search.index_shards import (
     LIST_SAMPLE,
     SHORTLIST,
@@ -42,6 +49,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T", np.int32, np.float32)
 
 EXACT_ROWS = 50_000  # seconds up to which a library is searched exactly; at 100,000 that is eight times slower
+MAX_EXACT_FACTOR = (
+    2  # times EXACT_ROWS, up to which a library that has grown is searched exactly before it is compacted
+)
 REFRESH_ROWS = 40_000  # seconds that one refresh adds, so that the first of many are found soon
 MAX_ADDED_SHARDS = 8  # then they are merged into one
 SMALL_ROWS = 20_000  # fewer added or removed seconds are never worth a merge
@@ -200,7 +210,7 @@ class IndexKeeper:
             if self._current is not None and self._is_complete and version == self._built_from:
                 return self._current
             contents = self._contents(catalog)
-            if self._current is None and _n_rows(contents.references) > self._exact_rows:
+            if self._needs_main(_n_rows(contents.references)):
                 self._shards = [self._load_main(catalog, contents)]
             self._recheck_damaged(catalog, contents)
             self._add_new(catalog, contents, None if self._current is None else REFRESH_ROWS)
@@ -269,6 +279,17 @@ class IndexKeeper:
                 f"each, which replaces them by this encoder's ({self._encoder_id}), or `copywatch refs rm ID`."
             )
         return contents
+
+    def _needs_main(self, n_rows: int) -> bool:
+        """Whether to load or build the main shard now: at the first start, and when much is added to a small library.
+
+        What is added to a small library is searched exactly until it is compacted, at 2 kB per second; a reference of
+        days would fill the memory meanwhile.
+        """
+        if self._current is None:
+            return n_rows > self._exact_rows
+        is_coded = any(isinstance(shard, CodedShard) for shard in self._shards)
+        return not is_coded and n_rows > MAX_EXACT_FACTOR * self._exact_rows
 
     def _add_new(self, catalog: Catalog, contents: Contents, max_rows: int | None) -> None:
         """Adds a shard of the references that no shard has yet, the oldest first."""
@@ -344,10 +365,10 @@ class IndexKeeper:
         every = max(1, n_rows // (LIST_SAMPLE * n_lists_for(n_rows)))
         sample, n_read = [], 0
         for _, features in self._pairs(catalog, references):
-            rows = features.rows[features.informative]
-            sample.append(rows[(-n_read) % every :: every].copy())  # a view would hold all rows in memory
-            n_read += len(rows)
-        book = CodeBook.train(np.concatenate(sample).astype(np.float32), n_rows)
+            for _, rows in informative_blocks(features):
+                sample.append(rows[(-n_read) % every :: every].copy())  # a view would hold all rows in memory
+                n_read += len(rows)
+        book = CodeBook.train(np.concatenate(sample), n_rows)
         return book.encode(self._pairs(catalog, references))
 
     def _plan(self) -> str | None:

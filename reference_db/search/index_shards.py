@@ -18,8 +18,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from reference_db.search.feature_rows import Key
-from reference_db.store.references import FEATURE_SIZE, Reference, ReferenceFeatures
+from reference_db.search.feature_rows import Key, informative_blocks
+from reference_db.store.references import FEATURE_SIZE, Features, Reference
 
 _faiss: Any = faiss  # its type stubs are incomplete
 
@@ -33,7 +33,7 @@ BLOCK_ROWS = 1 << 15  # rows compared at once in training
 QUERY_BITS = 8
 SECOND_BITS = 32  # a row's number is its reference's place in the shard, then its second
 
-Pair = tuple[Reference, ReferenceFeatures]
+Pair = tuple[Reference, Features]
 
 
 def key_of(reference: Reference) -> Key:
@@ -81,9 +81,9 @@ class FlatShard:
         keys: list[Key] = []
         numbers, flat = [np.empty(0, np.int64)], faiss.IndexFlatIP(FEATURE_SIZE)
         for reference, features in pairs:
-            seconds = np.flatnonzero(features.informative)
-            flat.add(features.rows[seconds].astype(np.float32))
-            numbers.append(seconds + (len(keys) << SECOND_BITS))
+            for seconds, rows in informative_blocks(features):
+                flat.add(rows)
+                numbers.append(seconds + (len(keys) << SECOND_BITS))
             keys.append(key_of(reference))
         return cls(tuple(keys), flat, np.concatenate(numbers))
 
@@ -154,10 +154,8 @@ class CodeBook:
         index = self.empty_index()
         keys: list[Key] = []
         for reference, features in pairs:
-            seconds = np.flatnonzero(features.informative)
-            if len(seconds):
-                rows = rotate(features.rows[seconds].astype(np.float32))
-                index.add_with_ids(rows, seconds + (len(keys) << SECOND_BITS))
+            for seconds, rows in informative_blocks(features):
+                index.add_with_ids(rotate(rows), seconds + (len(keys) << SECOND_BITS))
             keys.append(key_of(reference))
         return CodedShard(self, tuple(keys), index)
 

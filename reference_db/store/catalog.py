@@ -26,7 +26,14 @@ from typing import Self
 
 import apsw
 
-from reference_db.errors import DamagedReference, ReferenceExists, StorageError, UnknownReference
+from reference_db.errors import (
+    CatalogError,
+    DamagedReference,
+    NotAReference,
+    ReferenceExists,
+    StorageError,
+    UnknownReference,
+)
 from reference_db.store.disk import (
     REPAIR,
     create_directories,
@@ -34,16 +41,18 @@ from reference_db.store.disk import (
     storage_errors,
     sync_directory,
     write_file,
+    write_pieces,
 )
+from reference_db.store.feature_files import StoredFeatures, file_chunks, file_header
 from reference_db.store.references import (
     FEATURE_SIZE,
+    MAX_SECONDS,
+    Features,
     Reference,
     ReferenceFeatures,
     ReferenceId,
     check_id,
     check_texts,
-    pack,
-    read_features,
 )
 from reference_db.store.sqlite import connect, transaction
 from reference_db.store.tables import (
@@ -62,7 +71,7 @@ from reference_db.store.tables import (
     select_rows,
     with_hash,
 )
-from reference_db.store.thumbnails import pack_thumbnails, read_thumbnail
+from reference_db.store.thumbnails import read_thumbnail, thumbnail_chunks
 
 __all__ = ["FEATURE_SIZE", "Catalog", "Contents", "Reference", "ReferenceFeatures", "ReferenceId", "check_id"]
 
@@ -170,7 +179,11 @@ class Catalog:
             if not is_valid(row):
                 damaged[ReferenceId(str(row[0]))] = "its row in the catalogue has changed on disk"
             elif row[0] not in damaged:
-                references.append(reference_of(row))
+                reference = reference_of(row)
+                if (fault := length_fault(reference)) is not None:  # registered before there was a limit
+                    damaged[reference.id] = fault
+                else:
+                    references.append(reference)
         problem = checksum_problem(library, rows, quarantine)
         return Contents(generation_of(library), tuple(references), damaged, problem, checksum_of(library))
 
@@ -192,23 +205,35 @@ class Catalog:
         return bool(self._select("quarantine", "id", id))
 
     def features(self, id: ReferenceId) -> ReferenceFeatures:
-        """The reference's features, verified, or DamagedReference."""
+        """The reference's features in memory, verified, or DamagedReference."""
+        stored = self.stored_features(id)
+        return ReferenceFeatures(stored.rows[:], stored.informative)
+
+    def stored_features(self, id: ReferenceId) -> StoredFeatures:
+        """The reference's features in their file, verified, or DamagedReference."""
         while True:
             reference = self.get(id)
             with suppress(UnknownReference):  # replaced meanwhile; if it was removed, `get` raises
                 return self.exact_features(reference)
 
-    def exact_features(self, reference: Reference) -> ReferenceFeatures:
-        """The features of this version of the reference; DamagedReference, or UnknownReference once it is replaced."""
+    def exact_features(self, reference: Reference) -> StoredFeatures:
+        """The features of this version of the reference; DamagedReference, or UnknownReference once it is replaced.
+
+        The whole file is read and compared with its hash, in pieces; then it stays open.
+        """
+        if (fault := length_fault(reference)) is not None:
+            raise DamagedReference(reference.id, fault)
         try:
-            content = self.features_path(reference).read_bytes()
+            features = StoredFeatures(self.features_path(reference))
+            if features.sha256() != reference.features_sha256 or len(features.rows) != reference.n_seconds:
+                raise DamagedReference(reference.id, "its feature file has changed on disk")
         except OSError as error:
             if self.get(reference.id) != reference:
                 raise UnknownReference(f"The reference {reference.id} was replaced meanwhile.") from None
             raise DamagedReference(reference.id, f"its feature file cannot be read ({error.strerror})") from error
-        if hashlib.sha256(content).hexdigest() != reference.features_sha256:
-            raise DamagedReference(reference.id, "its feature file has changed on disk")
-        return read_features(content)
+        except NotAReference as error:
+            raise DamagedReference(reference.id, "its feature file has changed on disk") from error
+        return features
 
     def thumbnail(self, id: ReferenceId, second: int) -> bytes | None:
         """The JPEG of this second, or None if none is stored."""
@@ -225,9 +250,7 @@ class Catalog:
             raise DamagedReference(id, what) from error
         return jpeg or None
 
-    def add(
-        self, reference: Reference, features: ReferenceFeatures, thumbnails: Sequence[bytes] | None = None
-    ) -> Reference:
+    def add(self, reference: Reference, features: Features, thumbnails: Sequence[bytes] | None = None) -> Reference:
         """The reference as stored, with the hashes of its files; when this returns, it survives a power cut.
 
         Raises ReferenceExists if the id is taken. Thumbnails are one JPEG per second, empty if it has none.
@@ -238,9 +261,7 @@ class Catalog:
         logger.info("added reference %s: %d s", reference.id, reference.n_seconds)
         return reference
 
-    def replace(
-        self, reference: Reference, features: ReferenceFeatures, thumbnails: Sequence[bytes] | None = None
-    ) -> Reference:
+    def replace(self, reference: Reference, features: Features, thumbnails: Sequence[bytes] | None = None) -> Reference:
         """The reference as stored in place of the one with its id; readers see the old one or the new one."""
         reference = self._store(reference, features, thumbnails, replaced=self._row(reference.id))
         logger.info("replaced reference %s: %d s", reference.id, reference.n_seconds)
@@ -287,23 +308,24 @@ class Catalog:
     def _store(
         self,
         reference: Reference,
-        features: ReferenceFeatures,
+        features: Features,
         thumbnails: Sequence[bytes] | None,
         replaced: Row | None,
     ) -> Reference:
         check_texts(reference.title, reference.owner, reference.tags)
         if len(features.rows) != reference.n_seconds or (thumbnails and len(thumbnails) != reference.n_seconds):
             raise ValueError(f"{reference.id}: features and thumbnails must be {reference.n_seconds} seconds long")
-        pictures = pack_thumbnails(thumbnails) if thumbnails else None
-        thumbnails_sha256 = "" if pictures is None else hashlib.sha256(pictures).hexdigest()
-        reference = replace(reference, features_sha256="", thumbnails_sha256=thumbnails_sha256)
-        content = pack(reference, features)
-        reference = replace(reference, features_sha256=hashlib.sha256(content).hexdigest())
+        if (fault := length_fault(reference)) is not None:
+            raise CatalogError(f"{reference.id} cannot be stored: {fault}.")
+        pictures_sha256 = _sha256(thumbnail_chunks(thumbnails)) if thumbnails else ""
+        reference = replace(reference, features_sha256="", thumbnails_sha256=pictures_sha256)
+        header = file_header(reference, features)
+        reference = replace(reference, features_sha256=_sha256(file_chunks(header, features)))
         with storage_errors(self.data_dir):
             self._check_writable()
-            if pictures is not None:
-                write_file(self.thumbnails_path(reference), pictures)
-            write_file(self.features_path(reference), content)
+            if thumbnails:
+                write_pieces(self.thumbnails_path(reference), thumbnail_chunks(thumbnails), pictures_sha256)
+            write_pieces(self.features_path(reference), file_chunks(header, features), reference.features_sha256)
             self._change_rows(remove=[replaced] if replaced else [], add=[row_of(reference)])
             if replaced:
                 self._remove_files(replaced, keep=reference)
@@ -445,6 +467,20 @@ class Catalog:
             if path not in known:
                 logger.warning("removed %s, left by an interrupted writer", path.name)
                 path.unlink()
+
+
+def length_fault(reference: Reference) -> str | None:
+    """Why a reference is too long to be searched; None if it is not."""
+    if reference.n_seconds <= MAX_SECONDS:
+        return None
+    return f"it lasts {reference.n_seconds} s, longer than the {MAX_SECONDS // 3600} hours that a reference may have"
+
+
+def _sha256(chunks: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _create(path: Path, references: Iterable[Reference] = (), generation: int = 0) -> None:

@@ -2,8 +2,9 @@
 
 import errno
 import fcntl
+import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -46,6 +47,21 @@ def write_file(path: Path, content: bytes, *, mode: int | None = None) -> None:
     """Writes the file whole or not at all; when this returns, it survives a power cut."""
     with atomic_file(path, mode=mode) as file:
         file.write(content)
+    sync_directory(path.parent)
+
+
+def write_pieces(path: Path, pieces: Iterable[bytes], sha256: str) -> None:
+    """Writes the file whole or not at all, as `write_file`; StorageError if the pieces do not have this hash.
+
+    They are read a second time here, and may come from a file that somebody has changed meanwhile.
+    """
+    digest = hashlib.sha256()
+    with atomic_file(path) as file:
+        for piece in pieces:
+            digest.update(piece)
+            file.write(piece)
+        if digest.hexdigest() != sha256:
+            raise StorageError(f"The content of {path.name} changed while it was written; try again.")
     sync_directory(path.parent)
 
 

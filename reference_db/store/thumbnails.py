@@ -2,19 +2,23 @@
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
 THUMBNAIL = struct.Struct("<QII")  # offset, length and CRC-32 of one second's JPEG; length 0 if it has none
 
 
-def pack_thumbnails(thumbnails: Sequence[bytes]) -> bytes:
-    """The content of the file; each checksum is seeded with its second, so that swapped entries are detected."""
+def thumbnail_chunks(thumbnails: Sequence[bytes]) -> Iterator[bytes]:
+    """The content of the file in pieces; each checksum is seeded with its second, so that swapped entries are detected.
+
+    Reads the thumbnails twice: for the table, and for the JPEGs after it.
+    """
     table, offset = bytearray(), THUMBNAIL.size * len(thumbnails)
     for second, jpeg in enumerate(thumbnails):
         table += THUMBNAIL.pack(offset, len(jpeg), zlib.crc32(jpeg, second))
         offset += len(jpeg)
-    return bytes(table) + b"".join(thumbnails)
+    yield bytes(table)
+    yield from thumbnails
 
 
 def read_thumbnail(pack: BinaryIO, second: int) -> bytes:

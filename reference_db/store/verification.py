@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reference_db.errors import CatalogLocked, DamagedReference, NotAReference, StorageError, UnknownReference
-from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceId
-from reference_db.store.references import unpack
+from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceId, length_fault
+from reference_db.store.feature_files import StoredFeatures, read_untrusted
 from reference_db.store.tables import RecoveredCatalog
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,8 @@ class _Examination:
     def push(self, reference: Reference) -> None:
         """Reads the reference's files completely."""
         path = self.catalog.features_path(reference)
-        if fault := self._fault(path, reference.features_sha256, "feature file"):
+        fault = length_fault(reference) or self._fault(path, reference.features_sha256, "feature file")
+        if fault := fault or _format_fault(path):
             self.damaged[reference.id] = fault
         if reference.thumbnails_sha256:
             path = self.catalog.thumbnails_path(reference)
@@ -75,6 +76,15 @@ class _Examination:
         except OSError as error:
             return f"its {name} cannot be read ({error.strerror})"
         return None if found == sha256 else f"its {name} has changed on disk"
+
+
+def _format_fault(path: Path) -> str | None:
+    """The fault of a file that has its hash and nevertheless is no feature file."""
+    try:
+        StoredFeatures(path)
+    except (NotAReference, OSError):
+        return "its feature file has changed on disk"
+    return None
 
 
 def verify(data_dir: Path, *, progress: Callable[[int, int], None] | None = None) -> Verification:
@@ -183,7 +193,7 @@ def _valid_files(data_dir: Path) -> list[Reference]:
         if path.suffix != ".safetensors":
             continue
         try:
-            reference, _ = unpack(path.read_bytes())
+            reference, _ = read_untrusted(path)
         except NotAReference as error:
             logger.warning("%s %s", path.name, error)
             continue

@@ -132,14 +132,14 @@ def _acknowledged_too_early(data_dir: Path, ack: Ack) -> None:
 
 def _row_before_files(data_dir: Path, ack: Ack) -> None:
     monkey: Any = catalog_module
-    write_file, change, late = monkey.write_file, Catalog._change_rows, list[tuple[Path, bytes]]()
+    write, change, late = monkey.write_pieces, Catalog._change_rows, list[tuple[Any, ...]]()
 
     def change_first(self: Catalog, **rows: Any) -> None:
         change(self, **rows)
-        for path, content in late:
-            write_file(path, content)
+        for arguments in late:
+            write(*arguments)
 
-    monkey.write_file = lambda path, content: late.append((path, content))
+    monkey.write_pieces = lambda *arguments: late.append(arguments)
     Catalog._change_rows = change_first  # type: ignore[method-assign]
     add(data_dir, ack)
 

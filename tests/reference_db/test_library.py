@@ -26,7 +26,8 @@ from reference_db.errors import (
 )
 from reference_db.library import ReferenceLibrary, find_videos, read_export
 from reference_db.store.catalog import Catalog, Reference
-from reference_db.store.references import ReferenceFeatures, pack
+from reference_db.store.feature_files import pack
+from reference_db.store.references import ReferenceFeatures
 from tests.support.media import CENC, write_film, write_numbered, write_sound
 from tests.support.onnx_encoders import write_grid
 
@@ -297,7 +298,8 @@ def hostile(reference: Reference, features: ReferenceFeatures) -> dict[str, byte
 
 
 def test_hostile_files_are_refused_and_touch_nothing(library: ReferenceLibrary, exported: Path, tmp_path: Path) -> None:
-    reference, features = read_export(exported)
+    reference, stored = read_export(exported)
+    features = ReferenceFeatures(stored.rows[:], stored.informative)
     Catalog.open(library.data_dir, write=True).close()
     before = sorted(tmp_path.rglob("*"))
     for name, content in hostile(reference, features).items():

@@ -177,6 +177,33 @@ def test_a_file_that_cannot_be_used_leaves_nothing(tmp_path: Path, encoder: Enco
         assert catalog.generation() == 0
 
 
+@pytest.mark.parametrize(
+    ("last_s", "sentence"),
+    [
+        (400_000, "has a picture at second 399999; a reference may last 69 hours at most"),
+        (200_000, "has a picture in only 6 of its 200001 seconds"),
+    ],
+)
+def test_a_tiny_video_with_a_far_time_stamp_is_refused(
+    tmp_path: Path, encoder: Encoder, last_s: int, sentence: str
+) -> None:
+    times = [0.0, 1.0, 2.0, 3.0, last_s - 1.0, float(last_s)]
+    path = write_clip(tmp_path / "bomb.mkv", [(t, picture(1, t % 9, 64, 64)) for t in times], b_frames=0)
+    assert path.stat().st_size < 30_000
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        with pytest.raises(MediaError, match=f"^bomb.mkv {sentence}"):
+            register(path, catalog, encoder)
+        assert catalog.references() == ()
+    assert sum(one.stat().st_size for one in (tmp_path / "library").rglob("*") if one.is_file()) < 1_000_000
+
+
+def test_slides_that_stand_for_some_seconds_each_are_registered(tmp_path: Path, encoder: Encoder) -> None:
+    path = write_clip(tmp_path / "slides.mkv", [(8.0 * n, picture(1, 2.0 * n)) for n in range(8)], b_frames=0)
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        done = register(path, catalog, encoder)
+    assert (done.reference.n_seconds, done.reference.n_uninformative) == (57, 49)
+
+
 def test_holes_and_black_seconds_are_uninformative(tmp_path: Path, encoder: Encoder) -> None:
     # film in 0-3, black in 3-6, nothing in 6-8, film in 8-10
     times = [t / 5 for t in (*range(30), *range(40, 50))]

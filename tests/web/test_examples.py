@@ -34,7 +34,7 @@ def blocks(title: str, kind: str) -> list[str]:
 
 def test_every_example_call_works(tmp_path: Path, recorded: RecordedChannel) -> None:
     media.write_clip(tmp_path / "film.mp4", ((n / 5, media.picture(3, n / 5)) for n in range(20)), fps=5)
-    (tmp_path / "film-42.copywatch").write_bytes(ReferenceLibrary(recorded.settings.data_dir).export_bytes("harbour"))
+    ReferenceLibrary(recorded.settings.data_dir).export("harbour", tmp_path / "film-42.copywatch")
     token = Tokens(tmp_path / "data").add("ada", "write")
     calls = [line for block in blocks("REST API", "sh") for line in block.replace("\\\n", "").splitlines()]
     assert len(calls) == 6

@@ -37,6 +37,10 @@ MAX_FINISHED = 1000  # jobs that are done or failed; the oldest are deleted
 LOCKED_S = 2.0  # between two attempts while another process writes to the library
 REGISTER, IMPORT, REMOVE = "register", "import", "remove"
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
+NO_RESULT = (
+    "The registration process ended without a result: it was stopped, or the file needs more memory than "
+    "registration.memory_bytes; upload it again."
+)
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS job (
     n INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, kind TEXT NOT NULL, state TEXT NOT NULL,
@@ -206,6 +210,7 @@ class Registrar:
             "encoder": str(settings.encoder) if settings.encoder else None,
             "threads": settings.compute.threads,
             "thumbnails": settings.registration.thumbnails,
+            "memory_bytes": settings.registration.memory_bytes,
             "parent": os.getpid(),
         }
         child = await asyncio.create_subprocess_exec(
@@ -221,7 +226,7 @@ class Registrar:
         )
         assert child.stdin
         assert child.stdout
-        outcome: dict[str, Any] = {"error": "The registration process ended without a result; upload the file again."}
+        outcome: dict[str, Any] = {"error": NO_RESULT}
         try:
             child.stdin.write(json.dumps(request).encode())
             child.stdin.close()

@@ -147,7 +147,7 @@ def export_reference(context: Context, id: ReferenceName, if_none_match: IfNoneM
     if (reply := unchanged(if_none_match, now)) is not None:
         return reply
     headers = {"Content-Disposition": f'attachment; filename="{id}{EXPORT_SUFFIX}"', "ETag": now}
-    content = ReferenceLibrary(context.settings.data_dir).export_bytes(id)
+    content = b"".join(ReferenceLibrary(context.settings.data_dir).export_pieces(id))
     return Response(content, media_type="application/octet-stream", headers=headers)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from reference_db.search.index import ReferenceIndex
 from reference_db.search.index_shards import CodedShard, FlatShard
 from reference_db.search.shard_files import ShardFiles
 from reference_db.store.catalog import Catalog, ReferenceId
+from reference_db.store.tables import row_of
+from reference_db.store.verification import verify
 from tests.support.indexed_films import EXACT, LENGTH, add, film, found, keeper, remove
 
 
@@ -139,6 +143,36 @@ def test_a_reference_with_damaged_features_is_not_searched_until_they_are_valid(
     add(tmp_path, 6)  # the next change reads it again
     index = index_keeper.refresh()
     assert index.damaged == {}
+    assert found(index, 3)[0][0][:2] == ("film-3", 30)
+
+
+def test_a_monstrous_or_invalid_reference_is_not_searched_and_the_others_are(tmp_path: Path) -> None:
+    add(tmp_path, *range(4))
+    with Catalog.open(tmp_path, write=True) as catalog:
+        monster, invalid = (catalog.get(ReferenceId(id)) for id in ("film-1", "film-2"))
+        garbage = b"not a feature file, but the one that the catalogue names"
+        changed = replace(invalid, features_sha256=hashlib.sha256(garbage).hexdigest())
+        catalog.features_path(changed).write_bytes(garbage)
+        rows = [row_of(replace(monster, n_seconds=10**9)), row_of(changed)]
+        catalog._change_rows(remove=[row_of(monster), row_of(invalid)], add=rows)
+    for exact_rows in (EXACT, 10):  # a small library, and a large one
+        index = keeper(tmp_path, exact_rows).refresh()
+        assert [one.id for one in index.references] == ["film-0", "film-3"]
+        assert index.damaged == {
+            "film-1": "it lasts 1000000000 s, longer than the 69 hours that a reference may have",
+            "film-2": "its feature file has changed on disk",
+        }
+    assert verify(tmp_path).damaged == index.damaged
+
+
+def test_much_that_is_added_to_a_small_library_is_encoded_at_once(tmp_path: Path) -> None:
+    add(tmp_path, 0)
+    index_keeper = keeper(tmp_path)
+    assert [type(shard) for shard in index_keeper.refresh().shards] == [FlatShard]
+    add(tmp_path, *range(1, 10))
+    index = index_keeper.refresh()
+    assert [type(shard) for shard in index.shards] == [CodedShard]
+    assert len(index.references) == 10
     assert found(index, 3)[0][0][:2] == ("film-3", 30)
 
 

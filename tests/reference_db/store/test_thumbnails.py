@@ -6,18 +6,18 @@ import io
 
 import pytest
 
-from reference_db.store.thumbnails import THUMBNAIL, pack_thumbnails, read_thumbnail
+from reference_db.store.thumbnails import THUMBNAIL, read_thumbnail, thumbnail_chunks
 
 JPEGS = [b"first", b"", b"third", b"fourth"]
 
 
 def test_each_second_is_read_back() -> None:
-    file = io.BytesIO(pack_thumbnails(JPEGS))
+    file = io.BytesIO(b"".join(thumbnail_chunks(JPEGS)))
     assert [read_thumbnail(file, second) for second in range(4)] == JPEGS
 
 
 def test_swapped_entries_are_detected() -> None:
-    content = bytearray(pack_thumbnails([b"same size", b"size same"]))
+    content = bytearray(b"".join(thumbnail_chunks([b"same size", b"size same"])))
     first, second = content[: THUMBNAIL.size], content[THUMBNAIL.size : 2 * THUMBNAIL.size]
     content[: 2 * THUMBNAIL.size] = second + first
     for number in range(2):
@@ -28,7 +28,7 @@ def test_swapped_entries_are_detected() -> None:
 @pytest.mark.parametrize("size", [0, 10, THUMBNAIL.size * 4 + 3])
 def test_a_truncated_file_is_detected(size: int) -> None:
     with pytest.raises(ValueError, match=r"cannot be read|has changed on disk"):
-        read_thumbnail(io.BytesIO(pack_thumbnails(JPEGS)[:size]), 2)
+        read_thumbnail(io.BytesIO(b"".join(thumbnail_chunks(JPEGS))[:size]), 2)
 
 
 def test_an_offset_beyond_any_file_is_detected() -> None:
