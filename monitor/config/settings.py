@@ -66,6 +66,14 @@ def _check_host(host: str) -> str:
     return host
 
 
+def _check_network(text: str) -> str:
+    try:
+        ipaddress.ip_network(text, strict=False)
+    except ValueError:
+        raise ValueError("expected an IP address or a network such as 10.0.0.0/8") from None
+    return text
+
+
 AbsolutePath = Annotated[Path, AfterValidator(_absolute_path)]
 
 
@@ -187,6 +195,16 @@ class WebSettings(_Section):
         ge=0,
         le=65535,
         description="Second port with only /livez, /readyz, /channelz and /metrics; 0 for any free port.",
+    )
+    max_connections: int = Field(
+        default=1000, ge=10, description="Maximum of open connections; at most half of the files that it may open."
+    )
+    max_connections_per_client: int = Field(
+        default=250, ge=1, description="Maximum of open connections of one address (of IPv6, of one /64 network)."
+    )
+    trusted_proxies: tuple[Annotated[str, AfterValidator(_check_network)], ...] = Field(
+        default=(),
+        description="Addresses or networks of reverse proxies whose `X-Forwarded-For` and `-Proto` are believed.",
     )
     max_upload_bytes: int = Field(default=8 << 30, ge=1, description="Maximum size of an uploaded video.")
 

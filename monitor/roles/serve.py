@@ -14,8 +14,6 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
-import uvicorn
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from monitor.alerting.alerts import Alert
@@ -45,7 +43,7 @@ from monitor.web.auth.gatekeeper import check_exposure
 from monitor.web.auth.tokens import Tokens
 from monitor.web.context import AppContext
 from monitor.web.probes import create_probes
-from monitor.web.server import Server, open_listeners, url_of
+from monitor.web.server import Server, open_listeners, probes_server, url_of, web_server
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +171,8 @@ class _Serve:
             context = self._app_context(roster, config, webhooks)
             web = WebApp(context)
             outputs = [tasks.create_task(work) for work in (self._dispatcher.run(), web.run(), self._feed_watchdog())]
-            servers = _start_servers(tasks, listeners, (web.app, create_probes(self._metrics, self._health)))
+            probes = probes_server(create_probes(self._metrics, self._health))
+            servers = _start_servers(tasks, listeners, (web_server(web.app, self._settings.web), probes))
             background = (self._services.refresh_index(), self._watch_rights(context), measure_loop_lag(self._metrics))
             updates = [tasks.create_task(work) for work in background]
             await self._start_channels(roster)
@@ -268,16 +267,13 @@ def _local(address: str) -> str:
 
 
 def _start_servers(
-    tasks: asyncio.TaskGroup, listeners: Sequence[socket.socket], apps: tuple[FastAPI, FastAPI]
+    tasks: asyncio.TaskGroup, listeners: Sequence[socket.socket], servers: tuple[Server, Server]
 ) -> list[Server]:
     """Starts the web server, and the server of probes if it has its own port."""
-    servers = []
-    for app, listener in zip(apps, listeners, strict=False):
-        server = Server(uvicorn.Config(app, log_config=None, lifespan="off", timeout_graceful_shutdown=5))
+    for server, listener in zip(servers, listeners, strict=False):
         tasks.create_task(server.serve([listener]))
         logger.info("listening on %s", url_of(listener))
-        servers.append(server)
-    return servers
+    return list(servers[: len(listeners)])
 
 
 def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

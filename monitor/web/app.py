@@ -78,6 +78,7 @@ class WebApp:
             version=__version__,
             docs_url=None,
             redoc_url=None,
+            redirect_slashes=False,  # a redirect would name whatever host the client sent
             exception_handlers=EXCEPTION_HANDLERS,
         )
         self.app.state.context = context

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20  # of all requests except uploads
 BODY_S = 30.0  # between two chunks of a body
+WHOLE_BODY_S = 60.0  # for the whole body of all requests except uploads
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
@@ -99,15 +100,16 @@ class _LimitedBody:
 
     def __init__(self, receive: Receive, max_bytes: int | None) -> None:
         self._receive, self._n_left, self._is_complete = receive, max_bytes, False
+        self._until = None if max_bytes is None else asyncio.get_running_loop().time() + WHOLE_BODY_S
 
     async def receive(self) -> Message:
         if self._is_complete:
             return await self._receive()  # waits for the client to disconnect, without a limit
         try:
-            async with asyncio.timeout(BODY_S):
+            async with asyncio.timeout(BODY_S), asyncio.timeout_at(self._until):
                 message = await self._receive()
         except TimeoutError:
-            raise HTTPException(408, f"No data was received for {BODY_S:.0f} s") from None
+            raise HTTPException(408, "The request body did not arrive in time") from None
         self._is_complete = not message.get("more_body", False)
         if self._n_left is not None:
             self._n_left -= len(message.get("body", b""))

@@ -53,6 +53,6 @@ def probes(metrics: Metrics, health: Health) -> APIRouter:
 
 def create_probes(metrics: Metrics, health: Health) -> FastAPI:
     """An application with these routes only, for a port of its own."""
-    app = FastAPI(title="Copywatch", openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(title="Copywatch", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.include_router(probes(metrics, health))
     return app

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from monitor.alerting.outbox import Outbox
@@ -23,6 +22,7 @@ from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.web.app import WebApp
 from monitor.web.context import AppContext
+from monitor.web.server import web_server
 from reference_db.features.encoder import load_encoder
 from reference_db.search.index import ReferenceIndex
 from tests.support.web_server import TIMEOUT_S, Client
@@ -57,9 +57,9 @@ class WebAppServer:
         self.web = WebApp(self.context)
         self._socket = socket.create_server((host, 0))
         self.port = self._socket.getsockname()[1]
-        self._server = uvicorn.Server(
-            uvicorn.Config(self.web.app, log_config=None, lifespan="off", timeout_graceful_shutdown=2)
-        )
+        self._server = web_server(self.web.app, settings.web)
+        self._server.config.timeout_graceful_shutdown = 2
+        self.limits = self._server.limits
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 

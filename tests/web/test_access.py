@@ -216,7 +216,10 @@ def test_without_tokens_only_this_machine_is_served_by_a_loopback_name(tmp_path:
         assert client("POST", "/api/v1/licences", {"owner": "x"}, {"Sec-Fetch-Site": "cross-site"}).status == 403
         assert client("POST", "/api/v1/licences", {"owner": "x"}).status == 201
         # forwarded by a proxy on this machine, so from another one
-        assert client("GET", "/api/v1/system", headers={"X-Forwarded-For": "203.0.113.9"}).status == 403
+        for name in ("Forwarded", "Via", "X-Real-IP", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto"):
+            refused = client("GET", "/api/v1/system", headers={name: "203.0.113.9"})
+            assert refused.status == 403, name
+            assert "copywatch tokens add" in refused.json["detail"]
 
 
 def test_without_tokens_other_machines_are_refused(tmp_path: Path) -> None:
@@ -247,6 +250,38 @@ def test_loopback_names_and_addresses() -> None:
     assert not any(
         map(is_loopback, ["", "0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", "127.1.evil", "2130706433"])
     )
+
+
+# --- proxies ---------------------------------------------------------------------------------------------------------
+
+
+def test_forwarding_headers_are_believed_from_trusted_proxies_only(tmp_path: Path) -> None:
+    Tokens(tmp_path).add("one", "read")
+
+    def statuses(server: WebAppServer) -> list[int]:
+        """Of twelve different invalid tokens, each from an invented client."""
+        client = server.client()
+        return [
+            client(
+                "GET",
+                "/api/v1/session",
+                headers={"Authorization": f"Bearer cw_{n}", "X-Forwarded-For": f"203.0.113.{n}"},
+            ).status
+            for n in range(12)
+        ]
+
+    with WebAppServer(tmp_path) as server:
+        assert statuses(server) == [401] * 10 + [429] * 2
+    with WebAppServer(tmp_path, trusted_proxies=["127.0.0.0/8"]) as server:
+        assert statuses(server) == [401] * 12
+
+
+def test_no_redirect_names_the_host_that_a_client_sent(server: WebAppServer, tokens: dict[str, str]) -> None:
+    for path in ("/api/v1/system/", "/livez/"):
+        reply = server.client(tokens["read"])("GET", path, headers={"Host": "evil.example"})
+        assert reply.status == 404
+        assert "location" not in reply.headers
+        assert "server" not in reply.headers
 
 
 # --- paths and texts -------------------------------------------------------------------------------------------------

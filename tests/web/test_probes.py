@@ -1,6 +1,7 @@
 """The probes and /metrics over a real socket."""
 
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -8,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
-import uvicorn
 from prometheus_client import CollectorRegistry
 
 from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
 from monitor.web.probes import create_probes
+from monitor.web.server import probes_server, url_of
 
 
 @dataclass
@@ -32,28 +33,15 @@ class Running:
                 return error.code, error.headers["content-type"], error.read().decode()
 
 
-class SignallingServer(uvicorn.Server):
-    """A server that signals when it listens, so that no test has to sleep."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = threading.Event()
-
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
-        await super().startup(sockets)  # type: ignore[arg-type]
-        self.listening.set()
-
-
 @pytest.fixture
 def running() -> Iterator[Running]:
     metrics, problems = Metrics(CollectorRegistry()), dict[str, str]()
     app = create_probes(metrics, Health(problems, ["index", "outbox"], {}, vital=[]))
-    server = SignallingServer(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
-    thread = threading.Thread(target=server.run)
+    listener = socket.create_server(("127.0.0.1", 0))  # connections wait until the server runs
+    server = probes_server(app)
+    thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    assert server.listening.wait(20)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    yield Running(f"http://127.0.0.1:{port}", metrics, problems)
+    yield Running(url_of(listener), metrics, problems)
     server.should_exit = True
     thread.join(20)
     assert not thread.is_alive()

@@ -74,6 +74,9 @@ SCOPES: dict[tuple[str, str], Scope | None] = {
 }
 
 COOKIE = "copywatch_session"
+FORWARDING_HEADERS = frozenset(
+    ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip")
+)
 CHANGES = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 BAD_TOKENS, BAD_TOKENS_S = 10, 60.0  # different invalid tokens of one peer within so many seconds, then 429
 MAX_PEERS = 4096  # whose invalid tokens are counted
@@ -135,6 +138,12 @@ class Gatekeeper:
     def _caller(self, request: HTTPConnection, method: str) -> Caller | None:
         peer = request.client.host if request.client else ""
         if not self._tokens.any():
+            if is_forwarded(request):
+                raise Problem(
+                    403,
+                    "No token exists, so requests that a proxy forwarded are refused; "
+                    "`copywatch tokens add NAME` creates a token for the clients behind it.",
+                )
             if is_loopback(peer) and is_loopback(_host(request)):
                 return LOCAL
             raise Problem(
@@ -164,6 +173,11 @@ def check_exposure(host: str, tokens: Tokens) -> None:
             f"web.host {host} can be reached from other machines and no token exists; "
             "run `copywatch tokens add NAME --scope admin` first, or set web.host to 127.0.0.1."
         )
+
+
+def is_forwarded(request: HTTPConnection) -> bool:
+    """Whether a proxy says that it forwards the request for another client."""
+    return any(name in FORWARDING_HEADERS or name.startswith("x-forwarded-") for name in request.headers)
 
 
 def is_loopback(host: str) -> bool:
