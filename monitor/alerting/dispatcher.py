@@ -192,8 +192,12 @@ class AlertDispatcher:
                     entry.channel, (), entry.snapshot, entry.drop_snapshot
                 )
         while len(self._unsaved) > MAX_UNSAVED:
-            self._unsaved.popleft()
-            logger.error("dropped an alert from memory: %d are waiting for the disk", MAX_UNSAVED)
+            dropped = self._unsaved.popleft()
+            logger.error(
+                "dropped an alert from memory: %d are waiting for the disk",
+                MAX_UNSAVED,
+                extra={"channel": dropped.channel},
+            )
         self._wake_sinks()
 
     def _fail(self, error: OutboxFailed) -> None:

@@ -35,6 +35,10 @@ def check(
     segments: Annotated[
         Path | None, typer.Option(metavar="OUT.jsonl", help="Write one JSON object per copy to this file.")
     ] = None,
+    evidence: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Store the evidence of each copy in a folder of its own in this folder."),
+    ] = None,
     fail_on_match: Annotated[bool, typer.Option(help="Exit with 1 when a copy is found.")] = False,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
@@ -45,6 +49,8 @@ def check(
         raise typer.BadParameter("--channel names one recording; check the files one by one.")
     if segments is not None and not segments.parent.is_dir():  # now, not after hours of work
         raise typer.BadParameter(f"there is no folder {segments.parent}; create it first.", param_hint="--segments")
+    if evidence is not None:
+        _create_folder(evidence)
     settings = settings_of(context, config_file, data_dir)
     from monitor.runtime.check import check_file
 
@@ -53,10 +59,15 @@ def check(
     for file in files:
         try:
             with progress_bar(file.name) as update:
-                found += check_file(file, channel or file.stem, settings=settings, progress=update)
+                found += check_file(
+                    file, channel or file.stem, settings=settings, progress=update, evidence=evidence
+                )
         except CatalogError as error:
             print_error(error)
             n_failed += 1
+    if evidence is not None and (n_missing := sum(one["evidence"] is None for one in found)):
+        print_error(f"The evidence of {n_missing} of {len(found)} copies could not be stored in {evidence}.")
+        n_failed += n_missing
     if segments is not None:
         _write_lines(segments, found)
     if as_json:
@@ -65,6 +76,14 @@ def check(
         _print_segments(found)
     if n_failed or (fail_on_match and found):
         raise typer.Exit(FAILED)
+
+
+def _create_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot create the folder {folder}: {error.strerror}"
+        raise typer.BadParameter(reason, param_hint="--evidence") from error
 
 
 def _print_segments(found: list[dict[str, Any]]) -> None:

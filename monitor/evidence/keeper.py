@@ -1,7 +1,8 @@
 """Stores evidence of alerts: pictures and features come in from the channels, one folder per alert goes out.
 
 One background thread of low priority does all the work. A channel only enqueues what it has in memory and never waits:
-if the thread falls behind, pictures are dropped first. A disk failure costs evidence, never an alert.
+if the thread falls behind, pictures are dropped first. A disk failure costs evidence, never an alert. `check` has time:
+its keeper writes into a folder of the user, waits instead of dropping pictures, and deletes nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,9 +103,17 @@ class _FramePair:
 class EvidenceKeeper:
     """Stores evidence in a thread of its own; `add_picture` and `add_alert` return at once, from any thread."""
 
-    def __init__(self, settings: Settings, net: MaskStepNet, metrics: Metrics, rules: Callable[[], Rules]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        net: MaskStepNet,
+        metrics: Metrics,
+        rules: Callable[[], Rules],
+        case_dir: Path | None = None,
+    ) -> None:
+        """With `case_dir`, evidence goes into that folder, without a limit, and `add_picture` may wait."""
+        self.store = EvidenceStore(settings.data_dir, case_dir)
         self._settings = settings
-        self._store = EvidenceStore(settings.data_dir)
         self._net = net
         self._metrics = metrics
         self._rules = rules  # for the alerts that a reviewer confirmed
@@ -113,6 +123,7 @@ class EvidenceKeeper:
         self._changed = threading.Condition()
         self._is_closing = False
         self._is_failing = False
+        self._working_for: str | None = None  # the channel whose alert the thread is writing, for the log
         self._stored: dict[str, StoredEvidence] = {}  # on disk as of `_scanned_at`, and written since
         self._scanned_at: float | None = None
         metrics.evidence_quota.set(settings.evidence.quota_bytes)
@@ -145,6 +156,8 @@ class EvidenceKeeper:
 
     def _enqueue(self, work: Callable[[], object], *, is_picture: bool = False) -> None:
         with self._changed:
+            if self.store.case_dir is not None:
+                self._changed.wait_for(lambda: len(self._waiting) < MAX_WAITING)
             if len(self._waiting) >= MAX_WAITING:
                 self._metrics.evidence_failures.labels("overload").inc()
                 if not self._pictures:
@@ -160,6 +173,7 @@ class EvidenceKeeper:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         torch.set_num_threads(self._settings.compute.threads)  # a new thread would use every core
         while (work := self._next()) is not None:
+            self._working_for = None
             try:
                 work()
                 self._is_failing = False
@@ -176,6 +190,7 @@ class EvidenceKeeper:
             if not self._waiting:
                 return None
             work = self._waiting.popleft()
+            self._changed.notify_all()
             if self._pictures and self._pictures[0] is work:
                 self._pictures.popleft()
             return work
@@ -184,7 +199,10 @@ class EvidenceKeeper:
         self._metrics.evidence_failures.labels(reason).inc()
         if not self._is_failing:
             logger.error(
-                "evidence cannot be stored: %s; alerts are emitted all the same", error, exc_info=reason == "failed"
+                "evidence cannot be stored: %s; alerts are emitted all the same",
+                error,
+                exc_info=reason == "failed",
+                extra={"channel": self._working_for} if self._working_for else None,
             )
         self._is_failing = True
 
@@ -201,17 +219,19 @@ class EvidenceKeeper:
 
     def _write_evidence(self, material: AlertMaterial) -> None:
         alert = material.alert
+        self._working_for = alert.channel
         channel = self._channels.setdefault(alert.channel, _Channel())
         if alert.type == UPDATED and alert.id in channel.open_alerts and alert.id in self._stored:
             return  # its start is on disk, its end will be drawn: drawing costs more than matching
-        stored = self._store.stored_report(alert.id) or {}
+        is_old_case = self.store.case_dir is not None and alert.id not in self._stored  # of an earlier check
+        stored = {} if is_old_case else self.store.stored_report(alert.id) or {}
         path = material.points or [(live_s, ref_s) for live_s, ref_s in stored.get("path", ())]
         material = replace(material, points=_claimed_path(alert, path))
         pairs = self._frame_pairs(material, self._alert_pictures(material, channel, stored), channel.recent)
         tiles, drawings = self._tiles(material, stored)
         files = {name: content for pair in pairs for name, content in pair.files().items()} | drawings
         report = self._report(material, pairs, tiles, path)
-        size_bytes = self._store.write(alert.id, report, files, last=material.is_final)
+        size_bytes = self.store.write(alert.id, report, files, last=material.is_final)
         self._stored[alert.id] = StoredEvidence(alert.id, time.time(), size_bytes)
         self._enforce_limits()
 
@@ -222,7 +242,7 @@ class EvidenceKeeper:
         if pictures is None:
             pictures = AlertPictures()
             for frame in stored.get("frames", ()):
-                if frame["air"] and (content := self._store.file(alert.id, frame["air"])) is not None:
+                if frame["air"] and (content := self.store.file(alert.id, frame["air"])) is not None:
                     pictures.first[int(frame["stream_s"])] = LazyJpeg(content)
             for second, lazy in channel.recent.pictures.items():
                 if second >= alert.channel_start:
@@ -309,9 +329,11 @@ class EvidenceKeeper:
 
     def _enforce_limits(self) -> None:
         """Deletes evidence beyond the quota or the maximum age; rescans the folders now and then."""
+        if self.store.case_dir is not None:
+            return
         if self._scanned_at is None or time.monotonic() - self._scanned_at >= RESCAN_S:
             self._scanned_at = time.monotonic()
-            self._stored = {one.alert_id: one for one in self._store.entries()}
+            self._stored = {one.alert_id: one for one in self.store.entries()}
             silent = [name for name, one in self._channels.items() if self._scanned_at - one.picture_at > RESCAN_S]
             for name in silent:
                 del self._channels[name]  # its pictures; if it comes back, it starts fresh
@@ -319,7 +341,7 @@ class EvidenceKeeper:
         pinned = {alert_id for alert_id, decision in self._rules().verdicts.items() if decision == CONFIRMED}
         max_age = timedelta(days=limits.keep_days)
         for alert_id, reason in evidence_to_evict(self._stored.values(), limits.quota_bytes, max_age, pinned).items():
-            self._store.remove(alert_id)
+            self.store.remove(alert_id)
             del self._stored[alert_id]
             self._metrics.evidence_evicted.labels(reason).inc()
         self._metrics.process.evidence_bytes = sum(one.size_bytes for one in self._stored.values())

@@ -5,7 +5,8 @@
                         tile-start.png ...    similarity with mask and path drawn on it
 
 Each file is written atomically, the report last, so a reader never sees half of one. Beyond the quota the oldest is
-deleted first, and what a reviewer confirmed last. Any process may read, and several may write.
+deleted first, and what a reviewer confirmed last. Any process may read, and several may write. `check` writes the same
+folders, one per alert, directly into a folder that the user names, with the other files of an archive beside them.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.alerting.outbox import History
 from monitor.ops.timestamps import rfc3339
 from monitor.rights.store import ALERT_ID, RightsStore
-from reference_db.store.disk import atomic_file, sync_directory
+from reference_db.store.disk import atomic_file, sync_directory, write_file
 
 logger = logging.getLogger(__name__)
 
 FOLDER = "evidence"
-REPORT = "report.json"
+REPORT, MANIFEST = "report.json", "manifest.json"
 NAMES = re.compile(r"(air|ref)-(start|middle|end)\.jpg|tile-(start|end)\.png|report\.json")
 UNFINISHED = "the monitor stopped before the alert ended, so evidence of its end is missing"
 
@@ -51,13 +52,21 @@ class StoredEvidence:
 
 
 class EvidenceStore:
-    """The evidence of one data folder. Ids and names are checked before they become part of a path."""
+    """The evidence of one data folder. Ids and names are checked before they become part of a path.
 
-    def __init__(self, data_dir: Path) -> None:
+    With `case_dir` the folders of the alerts lie in that folder instead, which belongs to the user.
+    """
+
+    def __init__(self, data_dir: Path, case_dir: Path | None = None) -> None:
         self.data_dir = data_dir
-        self._root = data_dir / FOLDER
+        self.case_dir = case_dir
+        self._root = data_dir / FOLDER if case_dir is None else case_dir
 
     # --- reading -----------------------------------------------------------------------------------------------------
+
+    def address(self, alert_id: str) -> str:
+        """Where users find the evidence of an alert: its API address, or its folder in `case_dir`."""
+        return f"/api/v1/alerts/{alert_id}/evidence" if self.case_dir is None else str(self._folder(alert_id))
 
     def has(self, alert_id: str) -> bool:
         """Whether there is evidence of this alert."""
@@ -100,15 +109,35 @@ class EvidenceStore:
         if not ALERT_ID.fullmatch(alert_id):
             return None
         events = History(self.data_dir).alert(alert_id)
+        now = datetime.now(UTC)
+        files = self._archive_files(alert_id, [event.as_dict() for event in events], self.report(alert_id), now, viewer)
+        if files is None:
+            return None
+        archive = io.BytesIO()
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+            for name, content in files.items():
+                entry = zipfile.ZipInfo(f"{alert_id}/{name}", now.timetuple()[:6])
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                out.writestr(entry, content)
+        return archive.getvalue()
+
+    def _archive_files(
+        self,
+        alert_id: str,
+        events: list[dict[str, Any]],
+        report: dict[str, Any] | None,
+        now: datetime,
+        viewer: ZoneInfo | None = None,
+    ) -> dict[str, bytes] | None:
+        """The files of an archive by name, the manifest first; None if there is nothing about this alert."""
         files = {path.name: path.read_bytes() for path in self.paths(alert_id)}
         if not events and not files:
             return None
-        if report := self.report(alert_id):
+        if report is not None:
             files[REPORT] = _json(report)
         reviews = RightsStore(self.data_dir).reviews(alert_id)
-        files["events.json"] = _json([event.as_dict() for event in events])
+        files["events.json"] = _json(events)
         files["reviews.json"] = _json([review.as_dict() for review in reviews])
-        now = datetime.now(UTC)
         manifest: dict[str, Any] = {
             "alert": alert_id,
             "made_at": rfc3339(now),
@@ -120,14 +149,8 @@ class EvidenceStore:
             ],
         }
         if viewer is not None:
-            manifest["viewer"] = {"time_zone": viewer.key} | (_local_times(viewer, events[-1].alert) if events else {})
-        archive = io.BytesIO()
-        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-            for name, content in [("manifest.json", _json(manifest)), *sorted(files.items())]:
-                entry = zipfile.ZipInfo(f"{alert_id}/{name}", now.timetuple()[:6])
-                entry.compress_type = zipfile.ZIP_DEFLATED
-                out.writestr(entry, content)
-        return archive.getvalue()
+            manifest["viewer"] = {"time_zone": viewer.key} | (_local_times(viewer, events[-1]) if events else {})
+        return {MANIFEST: _json(manifest)} | dict(sorted(files.items()))
 
     def stored_report(self, alert_id: str) -> dict[str, Any] | None:
         """The report as it was written."""
@@ -173,6 +196,17 @@ class EvidenceStore:
             sync_directory(folder)
         return sum(entry.stat().st_size for entry in os.scandir(folder))
 
+    def complete_case(self, alert_id: str, events: Iterable[Alert]) -> None:
+        """Writes the other files of an archive beside the evidence in `case_dir`: events, reviews and manifest.
+
+        Raises OSError.
+        """
+        folder = self._folder(alert_id)
+        files = self._archive_files(alert_id, [event.as_dict() for event in events], None, datetime.now(UTC))
+        for name, content in (files or {}).items():
+            if not NAMES.fullmatch(name):
+                write_file(folder / name, content)
+
     def remove(self, alert_id: str) -> None:
         """Removes all of an alert's evidence, the report first."""
         folder = self._folder(alert_id)
@@ -182,7 +216,7 @@ class EvidenceStore:
     def _folder(self, alert_id: str) -> Path:
         if not ALERT_ID.fullmatch(alert_id):
             raise ValueError(f"{alert_id!r} is not an alert id")
-        return self._root / alert_id[:2] / alert_id
+        return self._root / alert_id if self.case_dir is not None else self._root / alert_id[:2] / alert_id
 
 
 def evidence_to_evict(
@@ -215,9 +249,9 @@ def find_time_zone(name: str) -> ZoneInfo | None:
         return None
 
 
-def _local_times(zone: ZoneInfo, alert: Alert) -> dict[str, str | None]:
+def _local_times(zone: ZoneInfo, alert: Mapping[str, Any]) -> dict[str, str | None]:
     """Start and end of an alert in a time zone."""
-    times = {"started_at": alert.started_at, "ended_at": alert.ended_at}
+    times = {name: alert[name] for name in ("started_at", "ended_at")}
     return {
         name: None if utc is None else datetime.fromisoformat(utc).astimezone(zone).isoformat()
         for name, utc in times.items()

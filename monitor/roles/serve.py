@@ -131,6 +131,7 @@ def _log(alert: Alert) -> None:
         alert.reference_end,
         alert.score,
         f", licensed by {alert.licence}" if alert.licence else "",
+        extra={"channel": alert.channel},
     )
 
 

@@ -260,7 +260,7 @@ class ChannelMonitor:
         if self._evidence is None or not alerts:
             return alerts
         lives = list(epoch.matcher.window)
-        alerts = [replace(alert, evidence=f"/api/v1/alerts/{alert.id}/evidence") for alert in alerts]
+        alerts = [replace(alert, evidence=self._evidence.store.address(alert.id)) for alert in alerts]
         for alert in alerts:
             points = views[alert.id].points if alert.id in views else []
             self._evidence.add_alert(AlertMaterial(alert, points, lives, *epoch.matcher.features(alert.reference)))

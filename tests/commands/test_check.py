@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,3 +78,61 @@ def test_check_of_a_recording_without_copies_exits_with_0(check: Run, archive: A
     result = check(archive.clean, "--fail-on-match", "--segments", "found.jsonl")
     assert result == Result(0, "no copy found\n", "")
     assert (tmp_path / "found.jsonl").read_text() == ""
+
+
+def test_check_stores_the_evidence_of_each_copy_in_the_named_folder(
+    check: Run, archive: Archive, tmp_path: Path
+) -> None:
+    result = check(archive.copied, "--evidence", "case/7", "--json")
+    assert (result.code, result.err) == (0, "")
+    assert isinstance(result.json, list)
+    (found,) = result.json
+    folder = tmp_path / found["evidence"]
+    assert folder == tmp_path / "case" / "7" / found["id"]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    names = {path.name for path in folder.iterdir()} - {"manifest.json"}
+    assert {"report.json", "events.json", "reviews.json", "tile-start.png", "air-start.jpg", "ref-start.jpg"} <= names
+    assert {file["name"] for file in manifest["files"]} == names
+    for file in manifest["files"]:
+        content = (folder / file["name"]).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (file["bytes"], file["sha256"])
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["complete"], report["note"]) == (True, None)
+    assert report["alert"] == found
+    assert json.loads((folder / "events.json").read_text())[-1] == found
+    assert not (archive.data_dir / "evidence").exists()
+
+
+def test_a_second_check_replaces_the_evidence_and_leaves_other_files_alone(
+    check: Run, archive: Archive, tmp_path: Path
+) -> None:
+    (tmp_path / "case").mkdir()
+    (tmp_path / "case" / "notes.txt").write_text("mine")
+    reports = []
+    for _ in range(2):
+        (found,) = check(archive.copied, "--evidence", "case", "--json").json
+        report = json.loads((tmp_path / found["evidence"] / "report.json").read_text())
+        reports.append({name: value for name, value in report.items() if name != "made_at"})
+    assert reports[0] == reports[1]
+    assert (tmp_path / "case" / "notes.txt").read_text() == "mine"
+
+
+def test_an_evidence_folder_that_cannot_be_created_is_reported_before_any_work(
+    check: Run, archive: Archive, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    result = check(archive.copied, "--evidence", "file/case")
+    assert result.code == 2
+    assert "cannot create the folder" in result.err
+
+
+def test_evidence_that_cannot_be_stored_fails_the_check_but_not_its_result(
+    check: Run, archive: Archive, tmp_path: Path
+) -> None:
+    (found,) = check(archive.copied, "--evidence", "case", "--json").json
+    (tmp_path / "blocked").mkdir()
+    (tmp_path / "blocked" / found["id"]).write_text("not a folder")
+    result = check(archive.copied, "--evidence", "blocked", "--json")
+    assert result.code == 1
+    assert "evidence of 1 of 1 cop" in result.err
+    assert result.json == [found | {"evidence": None}]

@@ -70,6 +70,23 @@ def test_text_has_contrast_and_controls_have_names(hostile: MonitorServer, visit
         assert (name, page.evaluate(READABLE)) == (name, [])
 
 
+def test_pictures_are_shown_whole_and_never_cropped(hostile: MonitorServer, visit: Visit) -> None:
+    page = visit(hostile.address)
+    alert = hostile.client().get("/alerts")["items"][0]["id"]
+    n_pictures = 0
+    for name in ("live", "alerts", f"alerts/{alert}", "references"):
+        visit.show(name)
+        if name == "references":
+            page.locator(".ref summary").first.click()
+            expect(page.locator(".strip img").first).to_be_visible()
+        elif name != "live":  # the only channel that had a picture has ended
+            expect(page.locator(".frame img").first).to_be_visible()
+        fits = page.evaluate("[...document.querySelectorAll('img')].map((img) => getComputedStyle(img).objectFit)")
+        assert set(fits) <= {"contain"}, (name, fits)
+        n_pictures += len(fits)
+    assert n_pictures > 10
+
+
 def test_a_webhook_is_added_tested_and_its_failure_explained(hostile: MonitorServer, visit: Visit) -> None:
     page = visit(hostile.address, "system")
     expect(page.get_by_role("heading", name="Ready")).to_be_visible()

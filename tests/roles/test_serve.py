@@ -90,3 +90,6 @@ def test_a_copy_is_found_beside_a_broken_channel_and_sigterm_stops_the_process(
     assert running.process.wait(timeout=60) == 0
     running.kill()  # reads the rest of the log
     assert "s3cret" not in "".join(running.log) + metrics
+    logged = [json.loads(line) for line in running.log if '"event": "alert.' in line]
+    assert [line["event"].split()[0] for line in logged] == [alert["type"] for alert in alerts]
+    assert {line["channel"] for line in logged} == {"works"}
