@@ -59,9 +59,7 @@ def check(
     for file in files:
         try:
             with progress_bar(file.name) as update:
-                found += check_file(
-                    file, channel or file.stem, settings=settings, progress=update, evidence=evidence
-                )
+                found += check_file(file, channel or file.stem, settings=settings, progress=update, evidence=evidence)
         except CatalogError as error:
             print_error(error)
             n_failed += 1

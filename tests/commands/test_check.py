@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,13 +81,18 @@ def test_check_of_a_recording_without_copies_exits_with_0(check: Run, archive: A
     assert (tmp_path / "found.jsonl").read_text() == ""
 
 
+def the_copy(result: Result) -> dict[str, Any]:
+    assert isinstance(result.json, list)
+    (found,) = result.json
+    return dict(found)
+
+
 def test_check_stores_the_evidence_of_each_copy_in_the_named_folder(
     check: Run, archive: Archive, tmp_path: Path
 ) -> None:
     result = check(archive.copied, "--evidence", "case/7", "--json")
     assert (result.code, result.err) == (0, "")
-    assert isinstance(result.json, list)
-    (found,) = result.json
+    found = the_copy(result)
     folder = tmp_path / found["evidence"]
     assert folder == tmp_path / "case" / "7" / found["id"]
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -110,7 +116,7 @@ def test_a_second_check_replaces_the_evidence_and_leaves_other_files_alone(
     (tmp_path / "case" / "notes.txt").write_text("mine")
     reports = []
     for _ in range(2):
-        (found,) = check(archive.copied, "--evidence", "case", "--json").json
+        found = the_copy(check(archive.copied, "--evidence", "case", "--json"))
         report = json.loads((tmp_path / found["evidence"] / "report.json").read_text())
         reports.append({name: value for name, value in report.items() if name != "made_at"})
     assert reports[0] == reports[1]
@@ -129,7 +135,7 @@ def test_an_evidence_folder_that_cannot_be_created_is_reported_before_any_work(
 def test_evidence_that_cannot_be_stored_fails_the_check_but_not_its_result(
     check: Run, archive: Archive, tmp_path: Path
 ) -> None:
-    (found,) = check(archive.copied, "--evidence", "case", "--json").json
+    found = the_copy(check(archive.copied, "--evidence", "case", "--json"))
     (tmp_path / "blocked").mkdir()
     (tmp_path / "blocked" / found["id"]).write_text("not a folder")
     result = check(archive.copied, "--evidence", "blocked", "--json")

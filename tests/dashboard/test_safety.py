@@ -81,7 +81,7 @@ def test_pictures_are_shown_whole_and_never_cropped(hostile: MonitorServer, visi
             expect(page.locator(".strip img").first).to_be_visible()
         elif name != "live":  # the only channel that had a picture has ended
             expect(page.locator(".frame img").first).to_be_visible()
-        fits = page.evaluate("[...document.querySelectorAll('img')].map((img) => getComputedStyle(img).objectFit)")
+        fits = page.evaluate("[...document.querySelectorAll('main img')].map((img) => getComputedStyle(img).objectFit)")
         assert set(fits) <= {"contain"}, (name, fits)
         n_pictures += len(fits)
     assert n_pictures > 10
