@@ -13,6 +13,7 @@ MonitorError
 │   ├── NoSuchWebhook      not found
 │   └── WebhooksFailed     the file cannot be written or read
 ├── JobsFailed             uploads waiting for registration cannot be written or read
+├── AuditFailed            the audit log cannot be written: the change is not made
 ├── RepliesFailed          stored replies for retried requests cannot be written or read
 └── Unreachable            an address does not answer: exit 4
 """
@@ -58,6 +59,10 @@ class WebhooksFailed(WebhookError):
 
 class JobsFailed(MonitorError):
     """Upload jobs cannot be written to disk or read from it."""
+
+
+class AuditFailed(MonitorError):
+    """The audit log cannot be written to disk or read from it."""
 
 
 class RepliesFailed(MonitorError):

@@ -8,21 +8,29 @@ are applied at the next use, and a file with more of them than this version know
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import apsw
 
 from monitor.errors import ConfigError, MonitorError
-from reference_db.store.sqlite import connect, errors_as, transaction
+from reference_db.store.sqlite import BUSY_TIMEOUT_MS, connect, errors_as, transaction
 
 
 class SqliteStore:
-    """The file at `path`; raises `failed` where the disk or SQLite fails."""
+    """The file at `path`; raises `failed` where the disk or SQLite fails, or other writers take too long."""
 
-    def __init__(self, path: Path, migrations: Sequence[str], failed: type[MonitorError]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        migrations: Sequence[str],
+        failed: type[MonitorError],
+        *,
+        busy_timeout_ms: int = BUSY_TIMEOUT_MS,
+    ) -> None:
         self._path, self._migrations, self._failed = path, migrations, failed
+        self._busy_timeout_ms = busy_timeout_ms
 
     def rows(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
         """The rows of a query; none while there is no file."""
@@ -45,14 +53,23 @@ class SqliteStore:
                 yield db
 
     @contextmanager
-    def writing(self) -> Iterator[apsw.Connection]:
-        """A connection in one transaction: all of it is on disk at its end, or nothing. Creates the file."""
-        with self._connect("create") as db, transaction(db, immediate=True):
-            if missing := self._migrations[self._n_applied(db) :]:
-                for migration in missing:
-                    db.execute(migration)
-                db.pragma("user_version", len(self._migrations))
-            yield db
+    def writing(self, *, erases: bool = False) -> Iterator[apsw.Connection]:
+        """A connection in one transaction: all of it is on disk at its end, or nothing. Creates the file.
+
+        With `erases`, the bytes of deleted rows are overwritten, in the write-ahead log too unless a reader needs it.
+        """
+        with self._connect("create") as db:
+            if erases:
+                db.pragma("secure_delete", True)
+            with transaction(db, immediate=True):
+                if missing := self._migrations[self._n_applied(db) :]:
+                    for migration in missing:
+                        db.execute(migration)
+                    db.pragma("user_version", len(self._migrations))
+                yield db
+            if erases:
+                with suppress(apsw.BusyError):
+                    db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     @contextmanager
     def _connect(self, access: Literal["read", "create"]) -> Iterator[apsw.Connection]:
@@ -60,6 +77,7 @@ class SqliteStore:
             if access == "create":
                 self._path.parent.mkdir(parents=True, exist_ok=True)
             with closing(connect(self._path, access, mode=0o600)) as db:
+                db.set_busy_timeout(self._busy_timeout_ms)
                 yield db
 
     def _n_applied(self, db: apsw.Connection) -> int:

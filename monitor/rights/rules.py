@@ -54,6 +54,12 @@ class Licence:
         values = {name.rstrip("_"): value for name, value in asdict(self).items()}
         return values | {name: _plain(values[name]) for name in ("from", "until", "added_at")}
 
+    @property
+    def terms(self) -> dict[str, str]:
+        """What it permits, where and when, without the fields that match everything."""
+        names = ("reference", "owner", "tag", "channel", "from", "until")
+        return {name: value for name, value in self.as_dict().items() if name in names and value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
@@ -69,6 +75,10 @@ class Exclusion:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return asdict(self) | {"added_at": _plain(self.added_at)}
+
+    @property
+    def span(self) -> str:
+        return f"{self.start_s:g}-{self.end_s:g} s"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 
 from monitor import __version__
+from monitor.web.audit_trail import ChangeRecorder, RefusalRecorder
 from monitor.web.auth.gatekeeper import SCOPES
 from monitor.web.channel_outages import OutageReporter
 from monitor.web.context import AppContext
@@ -20,6 +21,7 @@ from monitor.web.requests.idempotency import PARAMETER, Idempotency, Replies
 from monitor.web.requests.problems import EXCEPTION_HANDLERS, ProblemOut
 from monitor.web.routes import (
     alerts,
+    audit,
     channels,
     dashboard,
     events,
@@ -39,6 +41,7 @@ RETRY_S = 5.0  # after an unexpected failure
 API_ROUTERS: tuple[APIRouter, ...] = (
     system.router,
     session.router,
+    audit.router,
     channels.router,
     references.router,
     uploads.router,
@@ -85,8 +88,11 @@ class WebApp:
         self.app.include_router(probes(context.metrics, context.health))
         for router in (*API_ROUTERS, dashboard.router):
             self.app.include_router(router)
+        # The first one is the innermost.
+        self.app.add_middleware(ChangeRecorder, log=context.request_log)
         self.app.add_middleware(Idempotency, replies=Replies(context.settings.data_dir))
         self.app.add_middleware(SecurityMiddleware, routers=API_ROUTERS, gatekeeper=context.gatekeeper)
+        self.app.add_middleware(RefusalRecorder, log=context.request_log)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -94,6 +100,7 @@ class WebApp:
             tasks.create_task(_run_forever("registering uploads", self.context.registrar.run))
             tasks.create_task(_run_forever("delivering to webhooks", self.context.webhook_sender.run))
             tasks.create_task(_run_forever("watching for outages", self.outages.run))
+            tasks.create_task(_run_forever("recording refused requests", self.context.request_log.run))
 
 
 async def _run_forever(what: str, work: Callable[[], Awaitable[None]]) -> None:

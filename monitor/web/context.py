@@ -18,6 +18,7 @@ from fastapi import Depends, Request
 from monitor.alerting.outbox import History
 from monitor.alerting.webhook_delivery import WebhookSender
 from monitor.alerting.webhooks import WebhookStore
+from monitor.audit.log import AuditLog
 from monitor.config.settings import ChannelSettings, Settings
 from monitor.evidence.store import EvidenceStore
 from monitor.ingest.latest_frames import LatestFrames
@@ -26,6 +27,7 @@ from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
 from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
+from monitor.web.audit_trail import RequestLog, Trail
 from monitor.web.auth.gatekeeper import Caller, Gatekeeper
 from monitor.web.auth.tokens import Tokens
 from monitor.web.channel_views import ChannelViews
@@ -59,6 +61,8 @@ class AppContext:
         data_dir = self.settings.data_dir
         self.evidence = EvidenceStore(data_dir)
         self.history = History(data_dir)
+        self.audit = AuditLog(data_dir)
+        self.request_log = RequestLog(self.audit)
         self.tokens = Tokens(data_dir)
         self.gatekeeper = Gatekeeper(self.tokens)
         self.channel_views = ChannelViews(self.channels, self.metrics.channels, self.history)
@@ -103,5 +107,12 @@ async def _current_caller(request: Request) -> Caller:
     return caller
 
 
+async def _current_trail(request: Request) -> Trail:
+    trail = request.state.trail  # set by the middleware
+    assert isinstance(trail, Trail)
+    return trail
+
+
 Context = Annotated[AppContext, Depends(_app_context)]
 CurrentCaller = Annotated[Caller, Depends(_current_caller)]
+CurrentTrail = Annotated[Trail, Depends(_current_trail)]

@@ -66,9 +66,8 @@ class SecurityMiddleware:
         path = self._route(scope)
         try:
             if path is not None:
-                scope.setdefault("state", {})["caller"] = self._gatekeeper.authorize(
-                    HTTPConnection(scope), scope["method"], path
-                )
+                scope.setdefault("state", {})["route"] = path
+                scope["state"]["caller"] = self._gatekeeper.authorize(HTTPConnection(scope), scope["method"], path)
             max_bytes = None if path in UPLOADS else MAX_BODY_BYTES
             await self._app(scope, _LimitedBody(receive, max_bytes).receive, with_headers)
         except Problem as problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import apsw
@@ -84,3 +85,13 @@ def test_a_reader_sees_the_file_as_of_one_moment(tmp_path: Path) -> None:
         with pytest.raises(apsw.ReadOnlyError):
             db.execute("DELETE FROM word")
     assert len(words.rows("SELECT * FROM word")) == 2
+
+
+def test_erased_rows_leave_no_bytes_in_any_file(tmp_path: Path) -> None:
+    one, path = store(tmp_path / "file"), tmp_path / "file"
+    with closing(apsw.Connection(str(path))):  # of another process: the write-ahead log stays while it is open
+        with one.writing() as db:
+            db.executemany("INSERT INTO word VALUES (?, 'ada lovelace')", [(str(n),) for n in range(500)])
+        with one.writing(erases=True) as db:
+            db.execute("DELETE FROM word")
+        assert not [file.name for file in tmp_path.iterdir() if b"lovelace" in file.read_bytes()]

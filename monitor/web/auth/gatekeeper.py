@@ -34,6 +34,8 @@ SCOPES: dict[tuple[str, str], Scope | None] = {
     ("POST", "/api/v1/session"): None,
     ("DELETE", "/api/v1/session"): None,
     ("GET", "/api/v1/tokens"): "admin",
+    ("GET", "/api/v1/audit"): "admin",
+    ("GET", "/api/v1/audit/export"): "admin",
     ("GET", "/api/v1/channels"): "read",
     ("POST", "/api/v1/channels"): "write",
     ("POST", "/api/v1/channels/test"): "write",
@@ -120,6 +122,7 @@ class Gatekeeper:
                 {"WWW-Authenticate": "Bearer"},
             )
         if not caller.may(required):
+            request.scope.setdefault("state", {})["refused"] = caller.name  # for the audit log
             raise Problem(403, f"This needs a token with the scope {required}; {caller.name} has {caller.scope}.")
         return caller
 

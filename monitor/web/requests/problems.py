@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from monitor.errors import (
+    AuditFailed,
     ConfigError,
     InvalidRights,
     JobsFailed,
@@ -57,6 +58,7 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
     (NoSuchWebhook, 404),
     (WebhooksFailed, 503),
     (OutboxFailed, 503),
+    (AuditFailed, 503),
     (MonitorError, 422),
 )
 

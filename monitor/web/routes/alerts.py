@@ -16,7 +16,7 @@ from monitor.alerting.alerts import RETRACTED
 from monitor.alerting.outbox import Event
 from monitor.ops.change_signal import watch
 from monitor.web.alert_views import AlertOut, ReviewOut, alert_views
-from monitor.web.context import AppContext, Context, CurrentCaller
+from monitor.web.context import AppContext, Context, CurrentCaller, CurrentTrail
 from monitor.web.requests.paging import Cursor, Limit, Moment, Page, cursor_of, number_of
 from monitor.web.requests.problems import ERROR_RESPONSES, not_found
 
@@ -119,16 +119,20 @@ def show_alert(context: Context, id: AlertId) -> AlertStory:
 
 
 @router.post("/api/v1/alerts/{id}/review")
-async def review_alert(context: Context, caller: CurrentCaller, id: AlertId, body: ReviewIn) -> AlertStory:
+async def review_alert(
+    context: Context, caller: CurrentCaller, trail: CurrentTrail, id: AlertId, body: ReviewIn
+) -> AlertStory:
     """Stores a decision on an alert; `false` retracts it. The reviewer is the token's name."""
+    trail.details = {"decision": body.decision}
     await _review([id], body, caller.name, context)
     return await asyncio.to_thread(_story, id, context)
 
 
 @router.post("/api/v1/alerts/review")
-async def review_alerts(context: Context, caller: CurrentCaller, body: ReviewsIn) -> ReviewedOut:
+async def review_alerts(context: Context, caller: CurrentCaller, trail: CurrentTrail, body: ReviewsIn) -> ReviewedOut:
     """Stores one decision on many alerts: on all of them, or on none if one does not exist."""
     ids = list(dict.fromkeys(body.ids))
+    trail.alerts, trail.details = ids, {"decision": body.decision, "alerts": len(ids)}
     await _review(ids, body, caller.name, context)
     return ReviewedOut(items=await asyncio.to_thread(lambda: _views([_last(id, context) for id in ids], context)))
 

@@ -19,7 +19,7 @@ from monitor.ingest.channel_probe import probe_channel
 from monitor.ops.timestamps import rfc3339
 from monitor.web.auth.gatekeeper import Caller
 from monitor.web.channel_views import ChannelOut
-from monitor.web.context import AppContext, Context, CurrentCaller
+from monitor.web.context import AppContext, Context, CurrentCaller, CurrentTrail
 from monitor.web.requests.paging import Cursor, Limit, Page, page_of
 from monitor.web.requests.problems import ERROR_RESPONSES, JPEG, Problem, not_found
 from reference_db.media.addresses import AddressRefused, ReachPolicy, host_and_port, is_fixed, redact_url
@@ -72,8 +72,11 @@ def list_channels(context: Context, limit: Limit = 50, cursor: Cursor = None) ->
 
 
 @router.post("/api/v1/channels", status_code=201)
-def new_channel(context: Context, caller: CurrentCaller, body: ChannelIn, response: Response) -> ChannelOut:
+def new_channel(
+    context: Context, caller: CurrentCaller, trail: CurrentTrail, body: ChannelIn, response: Response
+) -> ChannelOut:
     """Adds a channel to the configuration; monitoring starts within seconds."""
+    trail.object, trail.details = body.name, {"url": redact_url(body.url)}
     config, channel = _config(context), _checked(body.model_dump(), caller)
     context.limits.new_channels.take()
     try:
@@ -97,8 +100,9 @@ def new_channel(context: Context, caller: CurrentCaller, body: ChannelIn, respon
 
 
 @router.post("/api/v1/channels/test")
-def try_channel(context: Context, caller: CurrentCaller, body: ProbeIn) -> ProbeOut:
+def try_channel(context: Context, caller: CurrentCaller, trail: CurrentTrail, body: ProbeIn) -> ProbeOut:
     """Reads an address for some seconds and describes the stream."""
+    trail.details = {"url": redact_url(body.url)}
     channel = _checked({"name": "test", **body.model_dump()}, caller)
     with context.limits.probes.use():
         return ProbeOut.model_validate(probe_channel(channel, PROBE_S)[0])

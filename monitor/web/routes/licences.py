@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from monitor.rights.rules import Licence
-from monitor.web.context import Context
+from monitor.web.context import Context, CurrentTrail
 from monitor.web.requests.paging import Cursor, Limit, Moment, Page, page_of
 from monitor.web.requests.problems import ERROR_RESPONSES
 
@@ -54,9 +54,11 @@ def list_licences(context: Context, limit: Limit = 50, cursor: Cursor = None) ->
 
 
 @router.post("/api/v1/licences", status_code=201)
-def new_licence(context: Context, body: LicenceIn) -> LicenceOut:
+def new_licence(context: Context, trail: CurrentTrail, body: LicenceIn) -> LicenceOut:
     """Adds a permission; running monitors apply it within seconds."""
-    return _view(context.rights.add_licence(**body.model_dump()))
+    licence = context.rights.add_licence(**body.model_dump())
+    trail.object, trail.details = licence.id, {**licence.terms}
+    return _view(licence)
 
 
 @router.delete("/api/v1/licences/{id}", status_code=204)

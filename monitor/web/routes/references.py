@@ -9,7 +9,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field
 
-from monitor.web.context import AppContext, Context
+from monitor.web.context import AppContext, Context, CurrentTrail
 from monitor.web.reference_views import ReferenceOut, damaged_view
 from monitor.web.requests.etags import UNCHANGED, IfMatch, IfNoneMatch, check_match, etag, unchanged
 from monitor.web.requests.paging import Cursor, Limit, Page, page_of
@@ -163,10 +163,12 @@ def list_exclusions(
 
 
 @router.post("/api/v1/references/{id}/exclusions", status_code=201)
-def new_exclusion(context: Context, id: ReferenceName, body: ExclusionIn) -> ExclusionOut:
+def new_exclusion(context: Context, trail: CurrentTrail, id: ReferenceName, body: ExclusionIn) -> ExclusionOut:
     """Excludes a span from alerts on every channel; running monitors apply it within seconds."""
     _reference_or_damage(context, id)
-    return ExclusionOut.model_validate(context.rights.exclude(id, body.start_s, body.end_s, body.note).as_dict())
+    exclusion = context.rights.exclude(id, body.start_s, body.end_s, body.note)
+    trail.object, trail.details = f"{id}/{exclusion.id}", {"span": exclusion.span}
+    return ExclusionOut.model_validate(exclusion.as_dict())
 
 
 @router.delete("/api/v1/references/{id}/exclusions/{n}", status_code=204)

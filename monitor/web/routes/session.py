@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from monitor.web.auth.gatekeeper import COOKIE, LOCAL, SCOPES_OF, Caller
-from monitor.web.context import Context, CurrentCaller
+from monitor.web.context import Context, CurrentCaller, CurrentTrail
 from monitor.web.requests.paging import Cursor, Limit, Page, page_of
 from monitor.web.requests.problems import ERROR_RESPONSES
 
@@ -41,11 +41,15 @@ async def session(caller: CurrentCaller) -> SessionOut:
 
 
 @router.post("/api/v1/session")
-async def log_in(context: Context, body: SessionIn, request: Request, response: Response) -> SessionOut:
+async def log_in(
+    context: Context, trail: CurrentTrail, body: SessionIn, request: Request, response: Response
+) -> SessionOut:
     """Stores the token in a cookie that scripts cannot read and other sites cannot use."""
     if not context.tokens.any():
+        trail.who = LOCAL.name
         return _view(LOCAL)
     caller = context.gatekeeper.caller_of(body.token, request.client.host if request.client else "")
+    trail.who = caller.name
     response.set_cookie(
         COOKIE, body.token, httponly=True, samesite="strict", secure=request.url.scheme == "https", path="/"
     )

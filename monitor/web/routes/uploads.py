@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from monitor.web.context import Context
+from monitor.web.context import Context, CurrentTrail
 from monitor.web.requests.jobs import DONE, FAILED, IMPORT, REGISTER, Job, Jobs, new_id
 from monitor.web.requests.multipart import receive
 from monitor.web.requests.problems import ERROR_RESPONSES, Problem
@@ -55,7 +55,7 @@ class ImportedOut(BaseModel):
 
 
 @router.post("/api/v1/references", status_code=202, openapi_extra=UPLOAD_FORM)
-async def upload_reference(context: Context, request: Request, response: Response) -> AcceptedOut:
+async def upload_reference(context: Context, trail: CurrentTrail, request: Request, response: Response) -> AcceptedOut:
     """Registers a video: checks it, then registers it as a job whose progress can be polled."""
     id, jobs = new_id(), context.registrar.jobs
     with context.limits.uploads.use(), _upload_folder(jobs.folder / id) as folder:
@@ -67,6 +67,7 @@ async def upload_reference(context: Context, request: Request, response: Respons
             check_id(values["id"])
         check_texts(values["title"] or "", values["owner"] or "", tags)
         await asyncio.to_thread(_check_video, upload.path)
+        trail.object, trail.details = values["id"], {"job": id}
         title = values["title"] or printable(upload.stem)
         job_request = {**values, "title": title, "tags": tags, "name": upload.path.name}
         job = await asyncio.to_thread(jobs.add, id, REGISTER, job_request)
@@ -81,7 +82,7 @@ async def upload_reference(context: Context, request: Request, response: Respons
     responses={202: {"model": ImportedOut, "description": "Other jobs are ahead of it: poll the job."}},
     openapi_extra=IMPORT_FORM,
 )
-async def import_reference(context: Context, request: Request, response: Response) -> ImportedOut:
+async def import_reference(context: Context, trail: CurrentTrail, request: Request, response: Response) -> ImportedOut:
     """Imports a reference from a file written by `refs export`, here or elsewhere."""
     id, jobs = new_id(), context.registrar.jobs
     with context.limits.uploads.use(), _upload_folder(jobs.folder / id) as folder:
@@ -92,6 +93,7 @@ async def import_reference(context: Context, request: Request, response: Respons
             check_id(reference_id)
         await asyncio.to_thread(read_export, upload.path)
         await asyncio.to_thread(jobs.add, id, IMPORT, {"id": reference_id, "name": upload.path.name})
+    trail.object, trail.details = reference_id, {"job": id}
     context.registrar.wake()
     await context.registrar.wait_for(id, IMPORT_S)
     job = await asyncio.to_thread(jobs.get, id)

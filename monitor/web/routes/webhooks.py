@@ -8,9 +8,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
-from monitor.web.context import Context
+from monitor.web.context import Context, CurrentTrail
 from monitor.web.requests.paging import Cursor, Limit, Page, cursor_of, number_of, page_of
 from monitor.web.requests.problems import ERROR_RESPONSES
+from reference_db.media.addresses import redact_url
 
 WebhookId = Annotated[str, Path(pattern=r"^wh_[0-9a-f]{16}$")]
 DeliveryId = Annotated[int, Path(ge=1, lt=2**63)]
@@ -66,9 +67,10 @@ def list_webhooks(context: Context, limit: Limit = 50, cursor: Cursor = None) ->
 
 
 @router.post("/api/v1/webhooks", status_code=201)
-def new_webhook(context: Context, body: WebhookIn) -> NewWebhookOut:
+def new_webhook(context: Context, trail: CurrentTrail, body: WebhookIn) -> NewWebhookOut:
     """Adds a webhook; events are sent from now on. The secret is shown only in this response."""
     endpoint = context.webhooks.add(body.url, body.types)
+    trail.object, trail.details = endpoint.id, {"url": redact_url(body.url)}
     return NewWebhookOut.model_validate({**endpoint.as_dict(), "secret": endpoint.secret})
 
 
