@@ -1,10 +1,11 @@
 #!/usr/bin/env python
-"""Trains the frame encoder on a folder of videos: train_encoder.py VIDEOS OUT.safetensors
+"""Trains the frame encoder on folders of videos and stills: train_encoder.py VIDEOS OUT.safetensors [--stills DIR]
 
 Two differently edited views of one moment shall give the same feature row, and other moments other rows: symmetric
-InfoNCE over both views and a KoLeo term that spreads rows over the sphere. Training starts from ImageNet's weights of
-EfficientNet-Lite0. A killed run resumes from its last checkpoint and ends with the same weights. The learning rate is
-constant and falls over the last --decay share of the steps, so --steps may be changed between runs.
+InfoNCE over both views and a KoLeo term that spreads rows over the sphere. A still gives two edits of one picture.
+Training starts from ImageNet's weights of EfficientNet-Lite0, or from trained ones (--start). A killed run resumes from
+its last checkpoint and ends with the same weights. The learning rate is constant and falls over the last --decay share
+of the steps, so --steps may be changed between runs.
 """
 
 from __future__ import annotations
@@ -35,15 +36,26 @@ from reference_db.store.disk import atomic_file
 from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit
 from training.encoder_heads import (
+    IMAGENET,
     export,
     fit_heads,
-    imagenet_encoder,
     interpolate_trunk,
     pooled_rows,
     select_fit_pictures,
+    start_encoder,
     whiten,
 )
-from training.training_videos import ALIKE, CACHE_FPS, FLAT, Films, is_held_back, load_films, resize_pictures
+from training.training_videos import (
+    ALIKE,
+    CACHE_FPS,
+    FLAT,
+    Films,
+    is_held_back,
+    join_films,
+    load_films,
+    load_stills,
+    resize_pictures,
+)
 
 log = logging.getLogger("train_encoder")
 
@@ -51,7 +63,8 @@ NEAR_S = 2.0  # moments of one video nearer than this are no negatives of each o
 ALIKE_SAME_FILM = 0.96  # correlation above which two moments of one video are no negatives, as ALIKE for any two
 SAME_SHOT = 0.7  # correlation below which a neighbour picture belongs to another shot
 N_FROZEN = 3  # the stem and blocks 0-2 stay ImageNet's: training them costs a quarter of the time and changes little
-STRENGTHS = (0.4, 1.0)  # of edits; at full strength only, the network learns to ignore detail
+WEAK = 0.3  # strength of weak edits
+STRENGTHS = (0.4, 1.0)  # of strong edits; at full strength only, the network learns to ignore detail
 N_PARTS = 4  # a batch passes the trunk in parts, so that threads wait for each other twice a step, not at every layer
 
 
@@ -73,6 +86,10 @@ class Config:
     koleo: float
     ema: float
     held_back: float
+    stills: int = 0  # in a batch
+    weak: float = 0.5
+    inside: float = 0.0
+    start: str = IMAGENET
     warm_up: int = 40
     weight_decay: float = 0.02
     clip: float = 5.0
@@ -90,39 +107,45 @@ class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
     def __init__(self, films: Films, config: Config, side: int) -> None:
         self.films, self.config, self.side = films, config, side
         self.film_of = films.film_of
+        self.group_of = np.unique(films.groups, return_inverse=True)[1][self.film_of]
         useful = films.spread >= FLAT
         self.choices = [  # pictures to train on, by video
             np.flatnonzero(useful[a:b]) + a
             for name, a, b in zip(films.names, films.starts[:-1], films.starts[1:], strict=True)
             if not is_held_back(name, config.held_back)
         ]
+        self.stills = np.concatenate([np.empty(0, np.int64), *(c for c in self.choices if len(c) == 1)])
         self.choices = [c for c in self.choices if len(c) >= 2]
-        weights = np.sqrt([len(c) for c in self.choices])
-        self.weights = weights / weights.sum()
+        self.weights = np.sqrt([len(c) for c in self.choices])
+        needed = config.frames_per_film * NEAR_S * CACHE_FPS
+        self.long = self.weights * [len(c) >= needed for c in self.choices]  # short ones have no negatives of their own
+        self.long = self.long if self.long.any() else self.weights
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
         rng = np.random.default_rng([self.config.seed, number])
         chosen = self._choose(rng)
         views = [np.empty((len(chosen), self.side, self.side, 3), np.uint8) for _ in range(2)]
         for i, picture in enumerate(chosen):
-            views[0][i] = self._view(rng, picture, 0.3 if rng.random() < 0.5 else rng.uniform(*STRENGTHS))
-            views[1][i] = self._view(rng, self._neighbour(rng, picture), rng.uniform(*STRENGTHS))
+            weak = rng.random() < self.config.weak
+            views[0][i] = self._weak_view(rng, picture) if weak else self._strong_view(rng, picture)
+            views[1][i] = self._strong_view(rng, self._neighbour(rng, picture))
         return torch.from_numpy(views[0]), torch.from_numpy(views[1]), torch.from_numpy(self._negatives(chosen))
 
     def _choose(self, rng: np.random.Generator) -> NDArray[np.int64]:
-        """Several videos with many moments each, half of them close together, and single moments of any videos."""
+        """Several videos with many moments each, half of them close together, single moments of any, and stills."""
         c = self.config
         chosen: list[int] = []
-        n_films = min(c.films, len(self.choices))
-        for film in rng.choice(len(self.choices), n_films, replace=False, p=self.weights):
+        n_films = min(c.films, np.count_nonzero(self.long))
+        for film in rng.choice(len(self.choices), n_films, replace=False, p=self.long / self.long.sum()):
             pool = self.choices[film]
             if rng.random() < 0.5:
                 window = c.frames_per_film * CACHE_FPS * 4
                 start = rng.integers(0, max(1, len(pool) - window + 1))
                 pool = pool[start : start + window]
             chosen += rng.choice(pool, min(c.frames_per_film, len(pool)), replace=False).tolist()
-        for film in rng.choice(len(self.choices), c.others, p=self.weights):
+        for film in rng.choice(len(self.choices), c.others, p=self.weights / self.weights.sum()):
             chosen.append(int(rng.choice(self.choices[film])))
+        chosen += rng.choice(self.stills, min(c.stills, len(self.stills)), replace=False).tolist()
         return np.array(chosen)
 
     def _neighbour(self, rng: np.random.Generator, picture: int) -> int:
@@ -132,18 +155,33 @@ class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
             return picture
         return other if self.films.greys[other] @ self.films.greys[picture] > SAME_SHOT else picture
 
-    def _view(self, rng: np.random.Generator, picture: int, strength: float) -> NDArray[np.uint8]:
-        backdrop = self.films.pictures[int(rng.choice(self.choices[rng.integers(len(self.choices))]))]
-        edited = draw_edit(rng, strength, backdrop)(self.films.pictures[picture], rng)
-        square = Image.fromarray(edited).resize((self.side, self.side), Image.Resampling.BILINEAR)
-        return np.asarray(square, dtype=np.uint8)
+    def _weak_view(self, rng: np.random.Generator, picture: int) -> NDArray[np.uint8]:
+        return self._square(draw_edit(rng, WEAK, self._backdrop(rng))(self.films.pictures[picture], rng))
+
+    def _strong_view(self, rng: np.random.Generator, picture: int) -> NDArray[np.uint8]:
+        edit = draw_edit(rng, rng.uniform(*STRENGTHS), self._backdrop(rng), self.config.inside)
+        return self._square(edit(self.films.pictures[picture], rng))
+
+    def _backdrop(self, rng: np.random.Generator) -> NDArray[np.uint8]:
+        """Any picture: a still as often as batches have them."""
+        c = self.config
+        n_moments = c.films * c.frames_per_film + c.others
+        if len(self.stills) and rng.random() < c.stills / (c.stills + n_moments):
+            return self.films.pictures[int(rng.choice(self.stills))]
+        return self.films.pictures[int(rng.choice(self.choices[rng.integers(len(self.choices))]))]
+
+    def _square(self, picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        image = Image.fromarray(picture).resize((self.side, self.side), Image.Resampling.BILINEAR)
+        return np.asarray(image, dtype=np.uint8)
 
     def _negatives(self, chosen: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """[n, n]: not near or alike moments of one video, not other videos and stills of its group, not look-alikes."""
         alike = self.films.greys[chosen] @ self.films.greys[chosen].T
         same = self.film_of[chosen][:, None] == self.film_of[chosen]
         seconds = self.films.seconds[chosen]
         near = np.abs(seconds[:, None] - seconds) <= NEAR_S
-        negatives: NDArray[np.bool_] = ~((same & (near | (alike > ALIKE_SAME_FILM))) | (alike > ALIKE))
+        related = ~same & (self.group_of[chosen][:, None] == self.group_of[chosen])
+        negatives: NDArray[np.bool_] = ~((same & (near | (alike > ALIKE_SAME_FILM))) | related | (alike > ALIKE))
         return negatives
 
 
@@ -174,8 +212,9 @@ class EncoderTraining:
         self.config = config
         self.threads = ThreadPoolExecutor(n_threads)
         torch.manual_seed(config.seed)
-        self.encoder = imagenet_encoder()
-        self._start_projection(films)
+        self.encoder = start_encoder(config.start)
+        if config.start == IMAGENET:
+            self._start_projection(films)
         self.norm = nn.BatchNorm1d(FEATURE_SIZE, affine=False, momentum=0.02)  # without it all rows become similar
         for part in (self.encoder.stem, *self.encoder.blocks[:N_FROZEN]):
             part.requires_grad_(False)
@@ -244,7 +283,7 @@ class EncoderTraining:
             torch.save(state, file)
 
     def resume(self, path: Path) -> None:
-        """Restores the checkpoint; only --steps and --decay may differ from its run."""
+        """Restores the checkpoint; only --steps and --decay may differ from those of its run."""
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
         ours, theirs = asdict(self.config), dict(state["config"])
         changed = {k for k in ours if ours[k] != theirs.get(k)} - {"steps", "decay"}
@@ -333,6 +372,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("videos", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--more-videos", type=Path, nargs="*", default=[], help="more folders to train on")
+    parser.add_argument("--stills", type=Path, help="folder of stills with a manifest.tsv (columns file, group)")
     parser.add_argument("--work", type=Path, default=Path("train_encoder.work"), help="folder of checkpoints")
     parser.add_argument("--cache", type=Path, help="folder of decoded pictures; default: inside --work")
     parser.add_argument("--steps", type=int, default=2000)
@@ -343,6 +384,10 @@ def main() -> None:
     parser.add_argument("--films", type=int, default=4)
     parser.add_argument("--frames-per-film", type=int, default=6)
     parser.add_argument("--others", type=int, default=24)
+    parser.add_argument("--stills-per-batch", type=int, default=16)
+    parser.add_argument("--weak", type=float, default=0.5, help="share of first views that are edited weakly")
+    parser.add_argument("--inside", type=float, default=0.5, help="share of insets, splits, screens in strong edits")
+    parser.add_argument("--start", default=IMAGENET, help="imagenet, shipped, or a .safetensors file of this script")
     parser.add_argument("--trunk-rate", type=float, default=3e-4)
     parser.add_argument("--head-rate", type=float, default=5e-4)
     parser.add_argument("--temperature", type=float, default=0.05)
@@ -353,7 +398,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--checkpoint-every", type=int, default=50)
     parser.add_argument("--report-every", type=int, default=200)
-    parser.add_argument("--trained-share", type=float, default=0.5, help="0: ImageNet's trunk, 1: the trained one")
+    parser.add_argument(
+        "--trained-share", type=float, default=0.5, help="0: the trunk of the start, 1: the trained one"
+    )
     parser.add_argument("--fit-pictures", type=int, default=2000, help="pictures on which whitening is fitted")
     parser.add_argument("--shrinkage", type=float, nargs="*", default=[0.03, 0.1, 0.3], help="one whitening each")
     parser.add_argument("--head", help='as "whitened 0.03"; default: the best in the benchmark, else plain')
@@ -365,10 +412,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
-    films = load_films(options.videos, options.cache or options.work / "cache")
-    log.info("%d films, %d pictures", len(films.names), len(films.pictures))
+    films = load_pictures(options)
+    log.info("%d films and stills, %d pictures", len(films.names), len(films.pictures))
     known = {name: getattr(options, name) for name in Config.__dataclass_fields__ if hasattr(options, name)}
-    config = Config(**known)
+    config = Config(**known | {"stills": options.stills_per_batch if options.stills else 0})
     if options.export_now:
         training = EncoderTraining(films, config)
         if options.export_now == "checkpoint":
@@ -386,16 +433,24 @@ def main() -> None:
     export_head(training, films, options)
 
 
+def load_pictures(options: argparse.Namespace) -> Films:
+    """All pictures to train on."""
+    cache = options.cache or options.work / "cache"
+    parts = [load_films(folder, cache) for folder in (options.videos, *options.more_videos)]
+    return join_films([*parts, load_stills(options.stills, cache)] if options.stills else parts)
+
+
 def export_head(training: EncoderTraining, films: Films, options: argparse.Namespace) -> None:
     """Fits the heads and exports --head, else the best one in the benchmark, else the plain one."""
-    encoder = interpolate_trunk(training.average, options.trained_share)
+    encoder = interpolate_trunk(start_encoder(training.config.start), training.average, options.trained_share)
     clean, edited = select_fit_pictures(films, options.fit_pictures, training.config.seed)
     fitted = fit_heads(encoder, pooled_rows(encoder, clean), pooled_rows(encoder, edited), options.shrinkage)
     heads = {head.name: head for head in fitted}
     tables: dict[str, dict[str, dict[str, float]]] = {}
     if options.benchmark:
-        others = load_films(options.benchmark, options.cache or options.work / "cache")
-        benchmark = make_benchmark(encoder, others, films, options.benchmark_every)
+        cache = options.cache or options.work / "cache"
+        queried, others = (load_films(folder, cache) for folder in (options.benchmark, options.videos))
+        benchmark = make_benchmark(encoder, queried, others, options.benchmark_every)
         tables = {name: score_head(benchmark, head) for name, head in heads.items()}
         for name, table in tables.items():
             print(f"{name:16s} {table['all']}")

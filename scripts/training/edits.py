@@ -21,7 +21,9 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 Picture = NDArray[np.uint8]  # [h, w, 3] RGB
 Colour = tuple[int, int, int]
 Box = tuple[float, float, float, float]  # left, top, right, bottom as shares of the sides
+Corners = tuple[tuple[float, float], ...]  # top left, top right, bottom right, bottom left, as shares of the sides
 
+SQUARE: Corners = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
 BILINEAR = Image.Resampling.BILINEAR
 LETTERS = "ABCDEFGHIJKLMNOPRSTUVWZ abcdefghiklmnoprstuvwz 0123456789 .,:!-"
 
@@ -67,13 +69,7 @@ class Inset:
     backdrop: Picture | Colour | None  # None: the picture itself, blurred and enlarged, as players of upright videos do
 
     def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-        if self.backdrop is None:
-            tiny = picture.resize((12, 12), BILINEAR, box=_to_pixels((0.2, 0.2, 0.8, 0.8), picture.size))
-            canvas = tiny.resize(picture.size, BILINEAR)
-        elif isinstance(self.backdrop, tuple):
-            canvas = Image.new("RGB", picture.size, self.backdrop)
-        else:
-            canvas = Image.fromarray(self.backdrop).resize(picture.size, BILINEAR)
+        canvas = _canvas(picture, self.backdrop)
         left, top, right, bottom = (round(x) for x in _to_pixels(self.box, picture.size))
         canvas.paste(picture.resize((max(8, right - left), max(8, bottom - top)), BILINEAR), (left, top))
         return canvas
@@ -83,20 +79,53 @@ class Inset:
 class Warp:
     """The four corners moved (top left, top right, bottom right, bottom left); the outside has one colour."""
 
-    corners: tuple[tuple[float, float], ...]  # where the output's corners lie in the input, as shares
+    corners: Corners  # where the output's corners lie in the input, as shares
     outside: Colour
 
     def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
-        w, h = picture.size
-        square = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
-        rows, values = [], []
-        for (x, y), (u, v) in zip(square, self.corners, strict=True):
-            rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
-            values += [u, v]
-        a, b, c, d, e, f, g, k = np.linalg.solve(np.array(rows, np.float64), np.array(values))
-        # In pixels: x = column / w and so on, both before and after.
-        coefficients = (a, b * w / h, c * w, d * h / w, e, f * h, g / w, k / h)
-        return picture.transform((w, h), Image.Transform.PERSPECTIVE, coefficients, BILINEAR, fillcolor=self.outside)
+        coefficients = _perspective(SQUARE, self.corners, picture.size)
+        return picture.transform(
+            picture.size, Image.Transform.PERSPECTIVE, coefficients, BILINEAR, fillcolor=self.outside
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FilmedScreen:
+    """The picture on a screen that a camera films at an angle, in front of a backdrop."""
+
+    corners: Corners  # where the corners of the picture lie in the output, as shares
+    backdrop: Picture | Colour | None  # as of Inset
+
+    def __call__(self, picture: Image.Image, rng: np.random.Generator) -> Image.Image:
+        canvas = _canvas(picture, self.backdrop)
+        coefficients = _perspective(self.corners, SQUARE, picture.size)
+        opaque = picture.copy()
+        opaque.putalpha(255)
+        shown = opaque.transform(picture.size, Image.Transform.PERSPECTIVE, coefficients, BILINEAR)
+        canvas.paste(shown, (0, 0), shown)
+        return canvas
+
+
+def _canvas(picture: Image.Image, backdrop: Picture | Colour | None) -> Image.Image:
+    """A canvas of the picture's size: another picture, one colour, or the picture itself, blurred and enlarged."""
+    if backdrop is None:
+        tiny = picture.resize((12, 12), BILINEAR, box=_to_pixels((0.2, 0.2, 0.8, 0.8), picture.size))
+        return tiny.resize(picture.size, BILINEAR)
+    if isinstance(backdrop, tuple):
+        return Image.new("RGB", picture.size, backdrop)
+    return Image.fromarray(backdrop).resize(picture.size, BILINEAR)
+
+
+def _perspective(start: Corners, end: Corners, size: tuple[int, int]) -> tuple[float, ...]:
+    """Coefficients, in pixels, of the perspective that maps the start corners to the end corners, given as shares."""
+    w, h = size
+    rows, values = [], []
+    for (x, y), (u, v) in zip(start, end, strict=True):
+        rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
+        values += [u, v]
+    a, b, c, d, e, f, g, k = np.linalg.solve(np.array(rows, np.float64), np.array(values))
+    # In pixels: x = column / w and so on, both before and after.
+    return (a, b * w / h, c * w, d * h / w, e, f * h, g / w, k / h)
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,13 +268,18 @@ class Jpeg:
 # --- drawing ----------------------------------------------------------------------------------------------------------
 
 
-def draw_edit(rng: np.random.Generator, strength: float = 1.0, backdrop: Picture | None = None) -> Edit:
+def draw_edit(
+    rng: np.random.Generator, strength: float = 1.0, backdrop: Picture | None = None, inside: float = 0.0
+) -> Edit:
     """A random edit; strength 0 changes pictures hardly at all, 1 is the strongest that copiers do.
 
     backdrop, if given, is another picture: behind a picture-in-picture, beside a split screen, or blended in.
+    inside: share of edits drawn by `draw_inside`; the others may have an inset or a split too, but rarely do.
     """
     if not 0 <= strength <= 1:
         raise ValueError(f"strength must be within 0 and 1, got {strength}")
+    if inside and rng.random() < inside:
+        return draw_inside(rng, strength, backdrop)
     groups: list[tuple[float, Callable[[np.random.Generator, float, Picture | None], list[EditStep]]]] = [
         (0.85, draw_geometry),
         (0.65, draw_colour),
@@ -260,6 +294,51 @@ def draw_edit(rng: np.random.Generator, strength: float = 1.0, backdrop: Picture
         if rng.random() < chance * frequency:
             steps += draw(rng, strength, backdrop)
     return Edit(tuple(steps))
+
+
+def draw_inside(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> Edit:
+    """The picture inside another one: an inset, one side of a split screen, or a filmed screen.
+
+    The picture is small there, so what is done to it before and to the full picture after is mild.
+    """
+    steps: list[EditStep] = [Flip()] if rng.random() < 0.15 * strength else []
+    for chance, draw in ((0.25, _crop), (0.4, draw_colour)):
+        if rng.random() < chance:
+            steps += draw(rng, 0.6 * strength, backdrop)
+    behind = _random_backdrop(rng, backdrop, 0.85)
+    kind = rng.choice(["inset", "split", "screen"], p=[0.45, 0.3, 0.25])
+    steps += {"inset": _framed_inset, "split": _split_beside, "screen": _filmed_screen}[str(kind)](
+        rng, strength, behind
+    )
+    for chance, draw in ((0.3, draw_overlays), (0.2, draw_colour), (0.5, draw_quality)):
+        if rng.random() < chance:
+            steps += draw(rng, 0.4 * strength, None)
+    return Edit(tuple(steps))
+
+
+def _framed_inset(rng: np.random.Generator, strength: float, behind: Picture | Colour | None) -> list[EditStep]:
+    """An inset, some with a frame around it or a webcam in front of a corner."""
+    steps: list[EditStep] = []
+    if rng.random() < 0.25:
+        w, h = rng.uniform(0.15, 0.35, 2)
+        x, y = rng.choice([0.0, 1 - w]), rng.choice([0.0, 1 - h])
+        steps.append(Overlay((TextBox((x, y, x + w, y + h), "", (*_random_ink(rng)[:3], 255), (0, 0, 0, 0)),)))
+    if rng.random() < 0.3:
+        edge = rng.uniform(0.01, 0.04)
+        steps.append(Inset((edge, edge, 1 - edge, 1 - edge), _random_colour(rng)))
+    w, h = np.clip((1 - strength * rng.uniform(0.2, 0.67)) * np.exp(rng.normal(0, 0.1, 2)), 0.28, 0.97)
+    x, y = rng.random() * (1 - w), rng.random() * (1 - h)
+    return [*steps, Inset((x, y, x + w, y + h), behind)]
+
+
+def _filmed_screen(rng: np.random.Generator, strength: float, behind: Picture | Colour | None) -> list[EditStep]:
+    """A screen seen at an angle; it fills most of the picture, and its corners may lie outside."""
+    size = 1.05 - strength * rng.uniform(0, 0.5)
+    angle = math.radians(strength * rng.uniform(-8, 8))
+    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    corners = size * (np.array(SQUARE) - 0.5) @ turn.T + strength * size * rng.uniform(-0.1, 0.1, (4, 2))
+    corners += 0.5 + max(0.0, 1 - size) * rng.uniform(-0.5, 0.5, 2)
+    return [FilmedScreen(tuple((float(x), float(y)) for x, y in corners), behind)]
 
 
 def draw_geometry(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
@@ -307,6 +386,10 @@ def _inset(rng: np.random.Generator, strength: float, backdrop: Picture | None) 
 
 
 def _split(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
+    return _split_beside(rng, strength, _random_backdrop(rng, backdrop))
+
+
+def _split_beside(rng: np.random.Generator, strength: float, behind: Picture | Colour | None) -> list[EditStep]:
     share = rng.uniform(0.42, 0.7)
     across, first, squeezed = rng.random(3) < (0.65, 0.5, 0.4)
     start, end = (0.0, share) if first else (1 - share, 1.0)
@@ -314,7 +397,7 @@ def _split(rng: np.random.Generator, strength: float, backdrop: Picture | None) 
     cut = (middle, 0.0, middle + share, 1.0) if across else (0.0, middle, 1.0, middle + share)
     box = (start, 0.0, end, 1.0) if across else (0.0, start, 1.0, end)
     steps: list[EditStep] = [] if squeezed else [Crop(cut)]
-    return [*steps, Inset(box, _random_backdrop(rng, backdrop))]
+    return [*steps, Inset(box, behind)]
 
 
 def _warp(rng: np.random.Generator, strength: float, backdrop: Picture | None) -> list[EditStep]:
@@ -440,8 +523,10 @@ def draw_quality(rng: np.random.Generator, strength: float, backdrop: Picture | 
     return steps
 
 
-def _random_backdrop(rng: np.random.Generator, backdrop: Picture | None) -> Picture | Colour | None:
-    if backdrop is not None and rng.random() < 0.6:
+def _random_backdrop(
+    rng: np.random.Generator, backdrop: Picture | None, chance: float = 0.6
+) -> Picture | Colour | None:
+    if backdrop is not None and rng.random() < chance:
         return backdrop
     return None if rng.random() < 0.35 else _random_colour(rng)
 

@@ -1,10 +1,11 @@
-"""The start and the end of a training of the frame encoder: ImageNet's trunk, the fitted last layer, the exported file.
+"""The start and the end of a training of the frame encoder: first weights, the fitted last layer, the exported file.
 
 The last layer (the head) is fitted once the trunk is trained.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +14,29 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from reference_db.features.borders import crop_borders
 from reference_db.features.encoder import Block, FrameEncoder, normalise_pixels, to_square
+from reference_db.features.encoder_weights import read_weights
 from reference_db.store.disk import write_file
 from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit
 from training.training_videos import FLAT, Films
+
+IMAGENET, SHIPPED = "imagenet", "shipped"
+
+
+def start_encoder(start: str) -> FrameEncoder:
+    """The encoder to start from: IMAGENET (with a random projection), SHIPPED, or that of a .safetensors file."""
+    if start == IMAGENET:
+        return imagenet_encoder()
+    content = read_weights(None if start == SHIPPED else Path(start)).content
+    encoder = FrameEncoder()
+    encoder.load_state_dict({name: tensor.float() for name, tensor in load(content).items()})
+    encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return encoder
 
 
 def imagenet_encoder() -> FrameEncoder:
@@ -120,15 +135,18 @@ def fit_heads(encoder: FrameEncoder, clean: Tensor, edited: Tensor, shrinkages: 
     return heads
 
 
-def interpolate_trunk(trained: FrameEncoder, share: float) -> FrameEncoder:
-    """The encoder with a trunk between ImageNet's (share 0) and the trained one (1), and the trained projection.
+@torch.no_grad()
+def interpolate_trunk(start: FrameEncoder, trained: FrameEncoder, share: float) -> FrameEncoder:
+    """The encoder with a trunk between that of the start (share 0) and the trained one (1), and the trained projection.
 
     A trunk trained on a hundred videos forgets what ImageNet had taught it; half-way it retains most of both.
     """
-    encoder = imagenet_encoder()
-    start, end = encoder.state_dict(), trained.state_dict()
-    trunk = {name: start[name] + share * (end[name] - start[name]) for name in start if not name.startswith("project.")}
-    encoder.load_state_dict(end | trunk)
+    encoder = copy.deepcopy(start)
+    first, last = start.state_dict(), trained.state_dict()
+    trunk = {
+        name: first[name] + share * (last[name] - first[name]) for name in first if not name.startswith("project.")
+    }
+    encoder.load_state_dict(last | trunk)
     return encoder
 
 

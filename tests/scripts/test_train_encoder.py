@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from reference_db.features.encoder import load_encoder
 from reference_db.store.references import FEATURE_SIZE
 from tests.support.training_clips import write_clip
-from training.training_videos import CACHE_FPS, is_held_back, load_films
+from training.training_videos import CACHE_FPS, Films, Pictures, is_held_back, join_films, load_films
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_encoder.py"
 
@@ -118,6 +119,34 @@ def test_a_batch_depends_on_its_number_alone_and_has_no_look_alikes_as_negatives
             if film[i] == film[j] and abs(seconds[i] - seconds[j]) <= train_encoder.NEAR_S:
                 assert not allowed[i, j]
     assert allowed.any()
+
+
+def test_films_and_stills_of_one_group_are_no_negatives_of_each_other(videos: Path, tmp_path: Path) -> None:
+    films = load_films(videos, tmp_path)
+    n_moments = len(films.seconds)
+    rng = np.random.default_rng(3)
+    greys = rng.standard_normal((4, films.greys.shape[1])).astype(np.float32)
+    stills = Films(
+        ["a1.png", "a2.png", "b.png", "c.png"],
+        ["a", "a", "b", "c"],
+        np.arange(5),
+        Pictures([rng.integers(0, 256, (4, *films.pictures[0].shape), dtype=np.uint8)]),
+        np.zeros(4, np.float32),
+        greys / np.linalg.norm(greys, axis=1, keepdims=True),
+        np.full(4, 50, np.float32),
+    )
+    joined = join_films([replace(films, groups=["series", "series", "other"]), stills])
+    batches = train_encoder.Batches(joined, config(stills=3, inside=0.5, weak=0.0), 32)
+    assert batches.stills.tolist() == [n_moments + k for k in range(4)]
+    assert len(batches[0][0]) == 18 + 3  # of 4 stills
+
+    moments = [int(start) + 4 for start in films.starts[:-1]]
+    far = moments[0] + 5 * CACHE_FPS  # of the first film
+    allowed = batches._negatives(np.array([*moments, far, *batches.stills]))
+    refused = {(0, 1), (3, 1), (4, 5)}  # first and second film, first two stills
+    for i in range(8):
+        for j in range(8):
+            assert allowed[i, j] == (i != j and (i, j) not in refused and (j, i) not in refused)
 
 
 def test_held_back_videos_are_not_trained_on(videos: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from training.edits import (
     Crop,
     Edit,
     EditStep,
+    FilmedScreen,
     Flip,
     Inset,
     Jpeg,
@@ -24,6 +25,7 @@ from training.edits import (
     TextBox,
     Warp,
     draw_edit,
+    draw_inside,
 )
 
 SQUARE = ((0.0, 0.0), (1.0, 0.0), (1.0, 1.0), (0.0, 1.0))
@@ -96,6 +98,16 @@ def test_recolour_maps_colours_and_applies_gamma() -> None:
     assert (bent == round(255 * (128 / 255) ** 2)).all()
 
 
+def test_a_filmed_screen_shows_the_full_picture_between_its_corners_and_the_backdrop_outside() -> None:
+    corners = ((0.2, 0.1), (0.9, 0.2), (0.8, 0.9), (0.1, 0.7))
+    out = apply(FilmedScreen(corners, (1, 2, 3)), np.full((200, 200, 3), 255, np.uint8))
+    assert tuple(out[0, 0]) == tuple(out[199, 199]) == (1, 2, 3)
+    for x, y in corners:  # a little towards the middle, and a little away from it
+        assert out[int(200 * (0.5 + 0.9 * (y - 0.5))), int(200 * (0.5 + 0.9 * (x - 0.5)))].min() == 255
+        assert tuple(out[int(200 * (0.5 + 1.1 * (y - 0.5))), int(200 * (0.5 + 1.1 * (x - 0.5)))]) == (1, 2, 3)
+    assert np.array_equal(apply(FilmedScreen(SQUARE, (1, 2, 3)), rough())[2:-2, 2:-2], rough()[2:-2, 2:-2])
+
+
 def test_blend_mixes_another_picture_in() -> None:
     white = np.full((10, 10, 3), 255, np.uint8)
     out = apply(Blend(white, 0.2), np.zeros((40, 50, 3), np.uint8))
@@ -138,20 +150,21 @@ def test_noise_differs_in_every_picture() -> None:
     height=st.integers(24, 240),
     width=st.integers(24, 320),
     with_backdrop=st.booleans(),
+    inside=st.sampled_from([0.0, 1.0]),
 )
 def test_a_drawn_edit_keeps_the_size_and_can_be_repeated(
-    seed: int, strength: float, height: int, width: int, with_backdrop: bool
+    seed: int, strength: float, height: int, width: int, with_backdrop: bool, inside: float
 ) -> None:
     picture = rough(1, height, width)
     before = picture.copy()
     backdrop = rough(2, 64, 48) if with_backdrop else None
-    edit = draw_edit(np.random.default_rng(seed), strength, backdrop)
+    edit = draw_edit(np.random.default_rng(seed), strength, backdrop, inside)
     out = edit(picture, np.random.default_rng(0))
     assert out.shape == picture.shape
     assert out.dtype == np.uint8
     assert np.array_equal(picture, before)
     assert np.array_equal(out, edit(picture, np.random.default_rng(0)))
-    again = draw_edit(np.random.default_rng(seed), strength, backdrop)
+    again = draw_edit(np.random.default_rng(seed), strength, backdrop, inside)
     assert np.array_equal(out, again(picture, np.random.default_rng(0)))
     if not any(isinstance(step, Noise) for step in edit.steps):  # nothing else may differ from picture to picture
         assert np.array_equal(out, edit(picture, np.random.default_rng(99)))
@@ -171,7 +184,33 @@ def test_strength_decides_how_much_is_changed() -> None:
         draw_edit(np.random.default_rng(0), 1.5)
 
 
+def test_the_chosen_share_of_edits_shows_the_picture_inside_another() -> None:
+    rng, other = np.random.default_rng(1), rough(3)
+
+    def share_inside(inside: float) -> float:
+        edits = [draw_edit(rng, 1.0, other, inside) for _ in range(400)]
+        layouts = [[s for s in edit.steps if isinstance(s, FilmedScreen | Inset)] for edit in edits]
+        return float(np.mean([any(layout.backdrop is other for layout in some) for some in layouts]))
+
+    assert share_inside(0.0) < 0.3
+    assert share_inside(0.5) > 0.45
+    assert share_inside(1.0) > 0.8  # the others are before a colour, or the picture itself enlarged
+
+
+def test_the_picture_can_be_seen_inside_the_other() -> None:
+    white, black = np.full((200, 200, 3), 255, np.uint8), np.zeros((200, 200, 3), np.uint8)
+    rng = np.random.default_rng(2)
+    shares = []
+    for _ in range(120):
+        steps = draw_inside(rng, 1.0, black).steps
+        layout = next(s for s in reversed(steps) if isinstance(s, FilmedScreen | Inset))
+        shares.append(float((apply(layout, white) > 127).mean()))
+    assert min(shares) > 0.07  # a box of 28 % of both sides
+    assert np.quantile(shares, 0.05) < 0.25
+    assert np.quantile(shares, 0.95) > 0.6
+
+
 def test_every_kind_of_edit_is_drawn() -> None:
     rng = np.random.default_rng(0)
-    drawn = {type(step) for _ in range(600) for step in draw_edit(rng, 1.0, rough()).steps}
-    assert drawn == {Crop, Inset, Warp, Flip, Recolour, Blend, Overlay, Blur, Rescale, Noise, Jpeg}
+    drawn = {type(step) for _ in range(600) for step in draw_edit(rng, 1.0, rough(), 0.3).steps}
+    assert drawn == {Crop, Inset, Warp, FilmedScreen, Flip, Recolour, Blend, Overlay, Blur, Rescale, Noise, Jpeg}

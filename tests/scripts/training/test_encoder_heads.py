@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
+
+import pytest
 import torch
 
-from training.encoder_heads import imagenet_encoder, interpolate_trunk, pooled_rows, whiten
+from reference_db.errors import CatalogError
+from training.encoder_heads import (
+    IMAGENET,
+    SHIPPED,
+    Head,
+    export,
+    imagenet_encoder,
+    interpolate_trunk,
+    pooled_rows,
+    start_encoder,
+    whiten,
+)
 
 
 def test_whitening_gives_all_directions_unit_variance() -> None:
@@ -32,7 +47,20 @@ def test_an_interpolated_trunk_lies_between_its_ends() -> None:
         for parameter in trained.parameters():
             parameter.add_(1)
     for share in (0.0, 0.25, 1.0):
-        between = interpolate_trunk(trained, share)
+        between = interpolate_trunk(start, trained, share)
         torch.testing.assert_close(between.head.weight, start.head.weight + share)
         torch.testing.assert_close(between.power, start.power + share)
         assert torch.equal(between.project.weight, trained.project.weight)
+
+
+def test_a_training_may_start_from_exported_or_shipped_weights(tmp_path: Path) -> None:
+    first = start_encoder(IMAGENET)
+    path = tmp_path / "first.safetensors"
+    head = Head("plain", first.project.weight, first.project.bias)
+    assert export(first, head, path, {}) == hashlib.sha256(path.read_bytes()).hexdigest()
+    again = start_encoder(str(path))
+    for name, tensor in first.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[name], tensor, atol=1e-3, rtol=1e-3)  # half precision
+    assert not torch.equal(start_encoder(SHIPPED).head.weight, again.head.weight)
+    with pytest.raises(CatalogError, match="cannot read"):
+        start_encoder(str(tmp_path / "none.safetensors"))
