@@ -135,7 +135,7 @@ class Batches(Dataset[tuple[Tensor, Tensor, Tensor]]):
         """Several videos with many moments each, half of them close together, single moments of any, and stills."""
         c = self.config
         chosen: list[int] = []
-        n_films = min(c.films, np.count_nonzero(self.long))
+        n_films = min(c.films, int(np.count_nonzero(self.long)))
         for film in rng.choice(len(self.choices), n_films, replace=False, p=self.long / self.long.sum()):
             pool = self.choices[film]
             if rng.random() < 0.5:

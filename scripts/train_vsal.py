@@ -407,6 +407,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arg.add_argument("--processes", type=int, default=1, help="processes that encode videos")
     arg.add_argument("--coverage", type=float, default=EncodingPlan().coverage, help="edited seconds per video second")
     arg.add_argument("--min-clips", type=int, default=EncodingPlan().min_clips, help="edited clips of a short video")
+    arg.add_argument("--inside", type=float, default=0.25, help="share of edited clips inside another moving picture")
     for name, kind in (("epochs", int), ("pairs-per-epoch", int), ("batch-size", int)):
         arg.add_argument(f"--{name}", type=kind)
     for name in ("learning-rate", "path-weight", "path-step-weight", "lookalike-weight", "least-similarity", "focus"):
@@ -427,7 +428,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             videos,
             args.cache or args.out / "features",
             args.encoder,
-            EncodingPlan(coverage=args.coverage, min_clips=args.min_clips),
+            EncodingPlan(coverage=args.coverage, min_clips=args.min_clips, inside=args.inside),
             n_processes=args.processes,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 
 import av
@@ -25,7 +26,7 @@ from reference_db.features.encoder import Encoder, load_encoder
 from reference_db.media.frames import PICTURE_SHORT_SIDE
 from reference_db.store.disk import atomic_file
 from reference_db.store.references import FEATURE_SIZE
-from training.edits import draw_edit
+from training.edits import draw_edit, draw_inside
 
 Picture = NDArray[np.uint8]  # [h, w, 3] RGB
 
@@ -43,6 +44,7 @@ class EncodingPlan:
     window_s: float = 60.0  # longest edited clip
     coverage: float = 1.25  # edited seconds per second of a long video
     min_clips: int = 5  # edited clips of a short video
+    inside: float = 0.0  # share of edited clips inside another moving picture: insets, split and filmed screens
     seed: int = 0
 
     def n_clips(self, duration_s: float) -> int:
@@ -148,7 +150,8 @@ def build_table(
         progress(done, len(files))
     context = multiprocessing.get_context("spawn")  # torch and FFmpeg fail after a fork
     with ProcessPoolExecutor(n_processes, context, _start_worker, (encoder, plan)) as pool:
-        for _ in pool.map(_encode_video, missing, [files[path] for path in missing]) if missing else ():
+        behind = [_video_behind(path, videos) for path in missing]
+        for _ in pool.map(_encode_video, missing, behind, [files[path] for path in missing]) if missing else ():
             done += 1
             if progress:
                 progress(done, len(files))
@@ -189,12 +192,18 @@ def _start_worker(encoder: Path | None, plan: EncodingPlan) -> None:
     _worker_state = load_encoder(encoder), plan
 
 
-def _encode_video(path: Path, out: Path) -> None:
+def _video_behind(path: Path, videos: Sequence[Path]) -> Path:
+    """The video that is shown behind and beside clips of this one: another, chosen by the name."""
+    others = [other for other in videos if other != path]
+    return others[int(_short_hash(path.stem), 16) % len(others)] if others else path
+
+
+def _encode_video(path: Path, behind: Path, out: Path) -> None:
     """Encodes all clips of one video and writes them to one file."""
     assert _worker_state is not None
     encoder, plan = _worker_state
     rng = np.random.default_rng([plan.seed, int(_short_hash(path.stem), 16)])
-    clips = _encode_clips(path, encoder, plan, rng)
+    clips = _encode_clips(path, behind, encoder, plan, rng)
     arrays: dict[str, NDArray[np.generic]] = {}
     for k, (kind, times_s, rows) in enumerate(clips):
         arrays |= {f"kind{k}": np.array(kind), f"times{k}": times_s, f"rows{k}": rows.astype(np.float16)}
@@ -203,21 +212,35 @@ def _encode_video(path: Path, out: Path) -> None:
 
 
 def _encode_clips(
-    path: Path, encoder: Encoder, plan: EncodingPlan, rng: np.random.Generator
+    path: Path, behind: Path, encoder: Encoder, plan: EncodingPlan, rng: np.random.Generator
 ) -> Iterator[tuple[int, NDArray[np.float64], NDArray[np.float32]]]:
     """The clean clip of the full video and its edited clips, each under one edit."""
     pictures = list(raw_pictures(path, plan.raw_fps))
     stride = plan.raw_fps // plan.fps
     yield CLEAN, _moments(len(pictures), 0, stride, plan), _encode(encoder, pictures[::stride])
     n_window = min(len(pictures), round(plan.window_s * plan.raw_fps))
+    moving = list(islice(raw_pictures(behind, plan.raw_fps), n_window)) if plan.inside else []
     for _ in range(plan.n_clips(len(pictures) / plan.raw_fps)):
         first = int(rng.integers(0, len(pictures) - n_window + 1))
         phase = int(rng.integers(0, stride))
         backdrop = pictures[rng.integers(0, len(pictures))]
-        edit = draw_edit(rng, rng.uniform(0.15, 1.0), backdrop)
         chosen = range(min(first + phase, len(pictures) - 1), first + n_window, stride)
-        rows = _encode(encoder, (edit(pictures[k], rng) for k in chosen))
-        yield EDITED, _moments(chosen.stop, chosen.start, stride, plan), rows
+        shown = [pictures[k] for k in chosen]
+        if rng.random() < plan.inside:
+            edited = edit_inside(shown, moving[::stride], rng)
+        else:
+            edit = draw_edit(rng, rng.uniform(0.15, 1.0), backdrop)
+            edited = (edit(picture, rng) for picture in shown)
+        yield EDITED, _moments(chosen.stop, chosen.start, stride, plan), _encode(encoder, edited)
+
+
+def edit_inside(pictures: Sequence[Picture], behind: Sequence[Picture], rng: np.random.Generator) -> Iterator[Picture]:
+    """The pictures in one layout inside another clip, which runs behind them and repeats if it is shorter."""
+    strength, seed = rng.uniform(0.15, 1.0), rng.integers(2**32)
+    for k, picture in enumerate(pictures):
+        # Drawn from one seed, all edits are the same but for the picture behind.
+        edit = draw_inside(np.random.default_rng(seed), strength, behind[k % len(behind)])
+        yield edit(picture, rng)
 
 
 def _moments(stop: int, start: int, stride: int, plan: EncodingPlan) -> NDArray[np.float64]:

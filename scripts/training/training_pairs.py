@@ -29,6 +29,7 @@ MIN_MATCHED = 4  # frames that anchor and positive share at least
 TEMPORAL_EDITS = ("speed", "freeze", "deletion", "nothing")
 
 BROADCAST_SPEEDS = (0.8, 1.25, 1.5)  # usual changes of speed
+KEY_PICTURES_S = (2, 2, 3, 4, 5, 8, 10)  # seconds between key pictures, which are held; 10 is the product's limit
 MIN_COPY_ROWS = 3  # of a copy, in the tile
 
 
@@ -186,7 +187,7 @@ def broadcast_pair(
     if not is_copy and rng.random() < probability.shared:
         _insert_common(rng, table, live_side, ref, context)
     if rng.random() < probability.held:
-        live_side.hold_pictures(int(rng.integers(2, 4)))
+        live_side.hold_pictures(int(rng.choice(KEY_PICTURES_S)))
     if rng.random() < probability.hole:
         live_side.drop_seconds()
     on_path, tied = match_by_time(live_side.moments_s[context:], ref_s[context:], 0.5 * max(1.0, live_side.speed))

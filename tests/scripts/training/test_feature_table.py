@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from training.feature_table import (
     EncodingPlan,
     FeatureTable,
     build_table,
+    edit_inside,
     raw_pictures,
     table_of,
 )
@@ -90,6 +92,36 @@ def test_a_table_has_clean_and_edited_clips_and_is_built_once(tmp_path: Path) ->
     again = build_table(videos, tmp_path / "cache", encoder, PLAN)
     assert (folder / "clip0.npz").stat().st_mtime_ns == modified
     assert np.array_equal(again.rows, table.rows)
+
+
+def test_a_clip_inside_another_has_one_layout_and_a_moving_picture_behind() -> None:
+    rng = np.random.default_rng(0)
+    red = [np.full((60, 80, 3), (255, 0, 0), np.uint8)] * 4
+    noise = [rng.integers(0, 256, (60, 80, 3), dtype=np.uint8) for _ in range(3)]
+    still = [np.zeros((60, 80, 3), np.uint8)] * 3
+    moved = []
+    for seed in range(30):
+        before_black = list(edit_inside(red, still, np.random.default_rng(seed)))
+        before_noise = list(edit_inside(red, noise, np.random.default_rng(seed)))
+        changed = np.abs(before_noise[0].astype(int) - before_noise[1]).max(-1)  # by noise behind, or by grain
+        layout = np.abs(before_black[0].astype(int) - before_noise[0]).max(-1)
+        moved.append(bool((changed > 60).sum() > 200 and np.array_equal(before_noise[0], before_noise[3])))
+        assert (layout > 60).mean() < 0.95  # the picture itself does not depend on what is behind
+    assert sum(moved) > 10  # the others: grain, or a colour behind
+
+
+@pytest.mark.slow
+def test_clips_inside_another_video_are_encoded_when_the_plan_has_them(tmp_path: Path) -> None:
+    for seed in range(2):
+        write_clip(tmp_path / f"clip{seed}.mp4", seconds=4, seed=seed)
+    videos, encoder = sorted(tmp_path.glob("*.mp4")), write_grid(tmp_path / "tiny.onnx")
+    plain = build_table(videos, tmp_path / "cache", encoder, PLAN)
+    inside = build_table(videos, tmp_path / "cache", encoder, replace(PLAN, inside=1.0))
+    for table in (plain, inside):
+        assert len(table.clips_of("clip0", EDITED)) == 2
+    (clean,) = inside.clips_of("clip0", CLEAN)
+    assert np.array_equal(inside.rows[clean.first_row], plain.rows[clean.first_row])
+    assert not np.array_equal(inside.rows, plain.rows)
 
 
 @pytest.mark.slow

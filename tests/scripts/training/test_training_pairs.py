@@ -169,13 +169,16 @@ def test_a_negative_matches_nowhere_even_with_something_in_common() -> None:
 
 
 def test_a_held_picture_is_repeated_while_the_label_moves_on() -> None:
-    seen = 0
+    seen = longest = 0
     for pair in draw_pairs(50, replace(PLAIN, held=ALWAYS)):
         path = np.argwhere(pair.on_path)
         repeated = pair.live[path[1:, 0]] == pair.live[path[:-1, 0]]
         seen += int(repeated.sum())
         assert (np.diff(path, axis=0) == 1).all()
+        if len(path) > 16:
+            longest = max(longest, np.unique(pair.live[path[:, 0]], return_counts=True)[1].max())
     assert seen > 200
+    assert longest == 10  # as long as the product holds a key picture
 
 
 def test_missing_seconds_are_rows_of_no_picture_that_do_not_count() -> None:
