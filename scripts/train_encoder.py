@@ -363,6 +363,8 @@ def train(
 
 def print_table(name: str, table: dict[str, dict[str, float]]) -> None:
     print(f"{name}: {table['all']}")
+    inside = [row for edit, row in table.items() if edit.startswith(("inset", "split"))]
+    print("  insets and splits:", {key: round(sum(row[key] for row in inside) / len(inside), 4) for key in inside[0]})
     for edit, row in table.items():
         print(f"  {edit:20s} time {row['time']:.3f}  film {row['film']:.3f}  recall at 1 % FA {row['recall']:.3f}")
 

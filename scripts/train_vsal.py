@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Trains the Mask-Step CNN, and optionally a sequence encoder with it, on edited copies of a folder of videos.
+"""Trains the Mask-Step CNN, and optionally a sequence encoder with it, on edited copies of folders of videos.
 
-    train_vsal.py VIDEOS OUT_DIR [--encoder PATH] [--cache DIR] [--recipe paper|copywatch] [--sequence-encoder on|off]
+    train_vsal.py VIDEOS OUT_DIR [--more-videos DIR] [--encoder PATH] [--cache DIR] [--recipe paper|copywatch]
+        [--sequence-encoder on|off]
 
 Every video is encoded once, clean and under many edits, into a feature table that is cached per encoder; pairs with
 new temporal edits are drawn from it. One video in eight, chosen by the hash of its name, is held back for measuring. A
@@ -372,6 +373,20 @@ def save_sequence_encoder(sequence_encoder: SequenceEncoder, path: Path, configu
         write_file(at, what)
 
 
+def find_videos(folders: Sequence[Path]) -> list[Path]:
+    """The .mp4 files of all folders by name; a name must not occur twice, as features are cached by it."""
+    videos: dict[str, Path] = {}
+    for folder in folders:
+        found = sorted(folder.glob("*.mp4"))
+        if not found:
+            sys.exit(f"no .mp4 files in {folder}")
+        for path in found:
+            if path.stem in videos:
+                sys.exit(f"two videos have the same name: {videos[path.stem]} and {path}; rename one of them")
+            videos[path.stem] = path
+    return [videos[name] for name in sorted(videos)]
+
+
 def recipe_from(args: argparse.Namespace) -> Recipe:
     """The named recipe with the options of the command line."""
     names = (
@@ -397,6 +412,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arg = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arg.add_argument("videos", type=Path, help="a folder of .mp4 files")
     arg.add_argument("out", type=Path)
+    arg.add_argument("--more-videos", type=Path, nargs="*", default=[], help="more folders of .mp4 files")
     arg.add_argument("--encoder", type=Path, help="an ONNX or safetensors encoder (default: the shipped one)")
     arg.add_argument("--cache", type=Path, help="folder of feature tables (default: OUT_DIR/features)")
     arg.add_argument("--recipe", choices=RECIPES, default="paper")
@@ -417,9 +433,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = arg.parse_args(argv)
 
     torch.set_num_threads(args.threads)
-    videos = sorted(args.videos.glob("*.mp4"))
-    if not videos:
-        sys.exit(f"no .mp4 files in {args.videos}")
+    videos = find_videos([args.videos, *args.more_videos])
     args.out.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with Progress(console=Console(stderr=True)) as progress:

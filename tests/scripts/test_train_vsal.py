@@ -152,3 +152,14 @@ def test_from_videos_to_weights_on_the_command_line(tmp_path: Path, capsys: pyte
 def test_a_folder_without_videos_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"no \.mp4 files"):
         train_vsal.main([str(tmp_path), str(tmp_path / "out")])
+
+
+def test_videos_of_all_folders_are_used_and_a_name_must_not_occur_twice(tmp_path: Path) -> None:
+    for name in ("first/b.mp4", "first/d.mp4", "second/a.mp4", "third/b.mp4"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    found = train_vsal.find_videos([tmp_path / "first", tmp_path / "second"])
+    assert [path.stem for path in found] == ["a", "b", "d"]
+    with pytest.raises(SystemExit, match="two videos have the same name"):
+        train_vsal.find_videos([tmp_path / "first", tmp_path / "third"])
