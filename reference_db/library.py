@@ -40,7 +40,7 @@ from reference_db.store.verification import Repair, Verification, repair, verify
 
 if TYPE_CHECKING:
     from reference_db.features.encoder import Encoder
-    from reference_db.registration import QualityReport, Registration
+    from reference_db.registration import FindabilityMeter, QualityReport, Registration
 
 EXPORT_SUFFIX = ".copywatch"
 MAX_EXPORT_BYTES = MAX_FILE_BYTES
@@ -92,10 +92,20 @@ class ReindexResult:
 class ReferenceLibrary:
     """The library in a directory. Nothing stays open between two calls."""
 
-    def __init__(self, data_dir: Path, encoder: Path | None = None, *, threads: int = 1) -> None:
-        """`encoder` is the file of another encoder than the shipped one; `threads` is the number for encoding."""
+    def __init__(
+        self,
+        data_dir: Path,
+        encoder: Path | None = None,
+        *,
+        threads: int = 1,
+        findability: FindabilityMeter | None = None,
+    ) -> None:
+        """`encoder` is the file of another encoder than the shipped one; `threads` is the number for encoding.
+
+        `findability` measures the shortest copy that is found, for quality reports.
+        """
         self.data_dir = data_dir
-        self._encoder_path, self._threads = encoder, threads
+        self._encoder_path, self._threads, self._findability = encoder, threads, findability
 
     def add(
         self,
@@ -142,6 +152,7 @@ class ReferenceLibrary:
                         thumbnails=thumbnails,
                         progress=progress,
                         index=keeper.refresh_fully,
+                        findability=self._findability,
                     )
                 except StorageError:
                     raise
@@ -167,7 +178,8 @@ class ReferenceLibrary:
 
         with Catalog.open(self.data_dir) as catalog:
             reference = catalog.get(ReferenceId(id))
-            return ReferenceDetails(reference, quality_report(reference.id, catalog), bool(reference.thumbnails_sha256))
+            report = quality_report(reference.id, catalog, self._findability)
+            return ReferenceDetails(reference, report, bool(reference.thumbnails_sha256))
 
     def rm(self, id: str) -> None:
         """Removes a reference with its files; its open alerts end. UnknownReference if there is none."""
@@ -253,7 +265,7 @@ class ReferenceLibrary:
                 index = ReferenceIndex.build(catalog, encoder_id)
             except EncoderMismatch:
                 index = None
-            report = assess_quality(features, index, itself=wanted)
+            report = assess_quality(features, index, itself=wanted, findability=self._findability)
             if known is not None:
                 return Registration(catalog.replace(reference, features), "replaced", report)
             try:

@@ -51,7 +51,25 @@ MIN_OVERLAP_S, MAX_OVERLAP_S = 60, 300  # seconds of a reference that are search
 MAX_HOLES_S, MAX_HOLES_SHARE = 600, 0.5
 COMPLETE_SHARE, COMPLETE_SLACK_S = 0.9, 2.0  # of the stated duration; a file with less is truncated
 # From these on, a warning.
-UNINFORMATIVE_SHARE, STATIC_S, OVERLAP_SHARE, SHORT_S = 0.5, 30, 0.1, 3
+UNINFORMATIVE_SHARE, STATIC_S, OVERLAP_SHARE, REPEATED_SHARE, STILL_SHARE = 0.5, 30, 0.1, 0.3, 0.5
+SHORT_S = 8  # below this, a warning: edited copies of so few seconds are easily missed
+RUN_S = 6  # seconds in a row that must return elsewhere in the reference to count as repeated
+REPEAT_SIMILARITY = 0.8  # mean over such a run
+STILL_LAGS_S, STILL_SIMILARITY = (3, 6), 0.6  # a second this similar to those before and after shows nothing new
+MAX_RUNS = 60  # of them that are compared with the rest of the reference
+
+
+@dataclass(frozen=True, slots=True)
+class Findability:
+    """How long a copy must be to be found: clean pieces of the reference were matched with it."""
+
+    shortest_s: int | None  # from which on a copy is found, wherever it is taken from; None if none is found
+    longest_tried_s: int
+    n_places: int  # that pieces were taken from
+    n_not_found: int  # of them, at any length that was tried; they do not count for `shortest_s`
+
+
+FindabilityMeter = Callable[[Features], Findability]  # matching belongs to the monitor, which supplies it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +79,9 @@ class QualityReport:
     n_seconds: int
     uninformative_share: float  # of its seconds: black, flat or missing
     longest_static_s: int  # of one unchanging picture
+    still_share: float  # of its informative seconds: they look like those some seconds before and after
+    repeated_share: float  # of its runs of RUN_S seconds: they return at another time of the reference
+    shortest_findable_s: int | None  # of a clean copy; None if none is found, or if it was not measured
     overlaps: tuple[tuple[ReferenceId, float], ...]  # other references and the share of its seconds found in them
     warnings: tuple[str, ...]  # sentences
 
@@ -90,13 +111,15 @@ def register(
     thumbnails: bool = True,
     progress: Callable[[int, int | None], None] | None = None,
     index: Callable[[], ReferenceIndex] | None = None,
+    findability: FindabilityMeter | None = None,
 ) -> Registration:
     """The file as a reference, durable in the catalogue; the known one if its content is registered already.
 
     A known reference is encoded again and replaced atomically if its features are damaged, imported or of another
     encoder; its id, title, owner and tags stay unless others are given. Calls `progress` with the seconds done and
     their total, None if the file does not state it. `index` returns the index to search for overlaps; without it one
-    is built. Raises MediaError for a file that cannot be used, ReferenceExists for an id of another video.
+    is built. Without `findability` the report does not state the shortest copy that is found. Raises MediaError for a
+    file that cannot be used, ReferenceExists for an id of another video.
     """
     wanted_id = None if id is None else check_id(id)
     check_texts(title or "", owner, tags or {})
@@ -122,7 +145,8 @@ def register(
         encoder_id=encoder.encoder_id,
         imported=False,
     )
-    report = assess_quality(features, _index(catalog, encoder.encoder_id, index), itself=reference.id)
+    compared = _index(catalog, encoder.encoder_id, index)
+    report = assess_quality(features, compared, itself=reference.id, findability=findability)
     if known is not None:
         return Registration(catalog.replace(reference, features, spool), "replaced", report)
     return Registration(catalog.add(reference, features, spool), "added", report)
@@ -157,36 +181,82 @@ def _new_reference(id: ReferenceId, path: Path, content_sha256: str) -> Referenc
     )
 
 
-def quality_report(id: ReferenceId, catalog: Catalog) -> QualityReport:
+def quality_report(id: ReferenceId, catalog: Catalog, findability: FindabilityMeter | None = None) -> QualityReport:
     """The quality of a reference of the catalogue, compared with the others there."""
     reference = catalog.get(id)
-    return assess_quality(catalog.stored_features(id), _index(catalog, reference.encoder_id, None), itself=id)
+    index = _index(catalog, reference.encoder_id, None)
+    return assess_quality(catalog.stored_features(id), index, itself=id, findability=findability)
 
 
 def assess_quality(
-    features: Features, index: ReferenceIndex | None, itself: ReferenceId | None = None
+    features: Features,
+    index: ReferenceIndex | None,
+    itself: ReferenceId | None = None,
+    findability: FindabilityMeter | None = None,
 ) -> QualityReport:
     """The quality of these features, compared with the references in the index; None if they cannot be compared."""
-    n_seconds = len(features.rows)
-    uninformative_share = 1 - float(features.informative.mean())
-    static_s = _longest_static_s(features)
-    warnings = []
-    if index is None:
-        warnings.append("Overlaps were not searched: another encoder made the features of some references.")
     overlaps = () if index is None else _overlaps(features, index, itself)
+    measured = None if findability is None else findability(features)
+    is_still = _is_still(features)
+    report = QualityReport(
+        n_seconds=len(features.rows),
+        uninformative_share=1 - float(features.informative.mean()),
+        longest_static_s=_longest_static_s(features),
+        still_share=float(is_still[features.informative].mean()),
+        repeated_share=_repeated_share(features, is_still),
+        shortest_findable_s=None if measured is None else measured.shortest_s,
+        overlaps=overlaps,
+        warnings=(),
+    )
+    warnings = [*_overlap_warnings(index, overlaps), *_own_warnings(report), *_findability_warnings(measured)]
+    return replace(report, warnings=tuple(warnings))
+
+
+def _overlap_warnings(index: ReferenceIndex | None, overlaps: tuple[tuple[ReferenceId, float], ...]) -> Iterator[str]:
+    if index is None:
+        yield "Overlaps were not searched: another encoder made the features of some references."
     for other, fault in index.damaged.items() if index is not None else ():
-        warnings.append(f"Reference {other} is damaged and was not compared: {fault}.")
+        yield f"Reference {other} is damaged and was not compared: {fault}."
     for other, share in overlaps:
-        warnings.append(f"{share:.0%} of its seconds look like {other}; a copy of one may raise alerts for both.")
-    if uninformative_share >= UNINFORMATIVE_SHARE:
-        warnings.append(
-            f"{uninformative_share:.0%} of its seconds are black, flat or missing and cannot be recognised."
+        yield f"{share:.0%} of its seconds look like {other}; a copy of one may raise alerts for both."
+
+
+def _own_warnings(report: QualityReport) -> Iterator[str]:
+    """Sentences about the reference itself."""
+    if report.uninformative_share >= UNINFORMATIVE_SHARE:
+        share = report.uninformative_share
+        yield f"{share:.0%} of its seconds are black, flat or missing and cannot be recognised."
+    if report.longest_static_s >= STATIC_S:
+        static_s = report.longest_static_s
+        yield f"One picture stands still for {static_s} s; a copy of that part alone is weak evidence."
+    if report.still_share >= STILL_SHARE:
+        yield (
+            f"It is nearly still: {report.still_share:.0%} of its seconds look like those around them. Short copies "
+            "may be missed, and an alert may name another time of it."
         )
-    if static_s >= STATIC_S:
-        warnings.append(f"One picture stands still for {static_s} s; a copy of that part alone is weak evidence.")
-    if n_seconds < SHORT_S:
-        warnings.append(f"It is only {n_seconds} s long; copies this short are easily missed.")
-    return QualityReport(n_seconds, uninformative_share, static_s, overlaps, tuple(warnings))
+    if report.repeated_share >= REPEATED_SHARE:
+        yield (
+            f"It repeats itself: {report.repeated_share:.0%} of it returns at another time. An alert may name any of "
+            "these times."
+        )
+    if report.n_seconds < SHORT_S:
+        yield f"It is only {report.n_seconds} s long; copies this short are easily missed."
+
+
+def _findability_warnings(measured: Findability | None) -> Iterator[str]:
+    """Sentences about copies that were not found."""
+    if measured is None:
+        return
+    if measured.shortest_s is None:
+        yield f"Even a clean copy of {measured.longest_tried_s} s of it is not found."
+        return
+    if measured.n_not_found:
+        yield (
+            f"A clean copy of {measured.longest_tried_s} s was not found at {measured.n_not_found} of "
+            f"{measured.n_places} places that were tried."
+        )
+    if measured.shortest_s >= SHORT_S:
+        yield f"Only copies of {measured.shortest_s} s and more are found everywhere in it, even if they are clean."
 
 
 def _index(catalog: Catalog, encoder_id: str, index: Callable[[], ReferenceIndex] | None) -> ReferenceIndex | None:
@@ -274,6 +344,53 @@ def _longest_static_s(features: Features) -> int:
     static[1:n_seconds] &= features.informative[1:] & features.informative[:-1]
     starts = np.flatnonzero(~static)  # each second that differs from the one before starts a run
     return int(np.diff(starts).max(initial=1))
+
+
+def _is_still(features: Features) -> NDArray[np.bool_]:
+    """For each second, whether it looks like those some seconds before and after it."""
+    n_seconds = len(features.rows)
+    total, n_compared = np.zeros(n_seconds), np.zeros(n_seconds)
+    for lag in (lag for lag in STILL_LAGS_S if lag < n_seconds):
+        both = features.informative[lag:] & features.informative[:-lag]
+        similarity = np.where(both, _similarity_at(features, lag), 0.0)
+        for side in (slice(lag, None), slice(None, -lag)):
+            total[side] += similarity
+            n_compared[side] += both
+    is_still: NDArray[np.bool_] = (n_compared > 0) & (total >= STILL_SIMILARITY * n_compared)
+    return is_still
+
+
+def _similarity_at(features: Features, lag: int) -> NDArray[np.float32]:
+    """Similarity of each second to the one `lag` seconds later, [seconds - lag]."""
+    parts = []
+    for start in range(0, len(features.rows) - lag, BLOCK_ROWS):
+        rows = features.rows[start : start + BLOCK_ROWS + lag].astype(np.float32)
+        parts.append(np.einsum("ij,ij->i", rows[lag:], rows[:-lag]))
+    return np.concatenate(parts)
+
+
+def _repeated_share(features: Features, is_still: NDArray[np.bool_]) -> float:
+    """The share of its runs of RUN_S seconds that return at another time; still runs count as not repeated."""
+    n_starts = len(features.rows) - RUN_S + 1
+    if n_starts <= RUN_S:
+        return 0.0
+    starts = np.unique(np.linspace(0, n_starts - 1, MAX_RUNS).round().astype(int)).tolist()
+    runs = {
+        start: features.rows[start : start + RUN_S].astype(np.float32)
+        for start in starts
+        if features.informative[start : start + RUN_S].all() and is_still[start : start + RUN_S].mean() < STILL_SHARE
+    }
+    repeated = set()
+    for first in range(0, n_starts, BLOCK_ROWS):
+        rows = features.rows[first : first + BLOCK_ROWS + RUN_S - 1].astype(np.float32)
+        for start, run in runs.items():
+            similarity = rows @ run.T  # [second, second of the run]
+            along = np.mean([similarity[k : len(rows) - RUN_S + 1 + k, k] for k in range(RUN_S)], axis=0)
+            itself = slice(max(0, start - RUN_S + 1 - first), max(0, start + RUN_S - first))
+            along[itself] = 0.0
+            if along.max() >= REPEAT_SIMILARITY:
+                repeated.add(start)
+    return len(repeated) / len(starts)
 
 
 def _overlaps(

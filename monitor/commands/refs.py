@@ -44,8 +44,11 @@ app = typer.Typer(no_args_is_help=True, help="The library of references.")
 def _library(
     context: typer.Context, config_file: Path | None, data_dir: Path | None
 ) -> tuple[ReferenceLibrary, Settings]:
+    from monitor.runtime.findability_meter import FindabilityMeter
+
     settings = settings_of(context, config_file, data_dir)
-    return ReferenceLibrary(settings.data_dir, settings.encoder, threads=settings.compute.threads), settings
+    threads, meter = settings.compute.threads, FindabilityMeter(settings)
+    return ReferenceLibrary(settings.data_dir, settings.encoder, threads=threads, findability=meter), settings
 
 
 # --- add -------------------------------------------------------------------------------------------------------------
@@ -119,7 +122,9 @@ def _as_dict(done: Registration) -> dict[str, object]:
 def _print_registration(done: Registration) -> None:
     reference = done.reference
     blank = f", {reference.n_uninformative} s of them black or flat" if reference.n_uninformative else ""
-    typer.echo(f"{done.outcome}: {reference.id} ({reference.n_seconds} s{blank})")
+    shortest_s = None if done.report is None else done.report.shortest_findable_s
+    found = "" if shortest_s is None else f"; copies are found from {shortest_s} s on"
+    typer.echo(f"{done.outcome}: {reference.id} ({reference.n_seconds} s{blank}{found})")
     for warning in done.report.warnings if done.report else ():
         typer.echo(f"  note: {warning}")
 
@@ -242,8 +247,10 @@ def show(
         return
     for name, value in dataclasses.asdict(found.reference).items():
         value = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
-        typer.echo(f"{name:18} {printable(value)}")
-    typer.echo(f"{'longest_static_s':18} {found.report.longest_static_s}")
+        typer.echo(f"{name:19} {printable(value)}")
+    for name in ("longest_static_s", "still_share", "repeated_share", "shortest_findable_s"):
+        value = getattr(found.report, name)
+        typer.echo(f"{name:19} {round(value, 2) if isinstance(value, float) else printable(value)}")
     for warning in found.report.warnings:
         typer.echo(f"note: {warning}")
 

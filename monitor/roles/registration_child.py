@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from monitor.config.settings import Settings
 from monitor.ops.memory_cap import capped_memory, registration_bytes
+from monitor.runtime.findability_meter import FindabilityMeter
 from reference_db.errors import CatalogError, CatalogLocked
 from reference_db.library import ReferenceLibrary
 from reference_db.media.child_process import receive_request
@@ -31,7 +33,8 @@ def main() -> None:
         lines.flush()
 
     encoder = Path(request["encoder"]) if request["encoder"] else None
-    library = ReferenceLibrary(Path(request["data_dir"]), encoder, threads=request["threads"])
+    meter = FindabilityMeter(Settings(**request["settings"]))
+    library = ReferenceLibrary(Path(request["data_dir"]), encoder, threads=request["threads"], findability=meter)
     try:
         with capped_memory(registration_bytes(request["memory_bytes"], library.n_seconds())):
             if request["kind"] == "import":

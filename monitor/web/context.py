@@ -27,6 +27,7 @@ from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
 from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
+from monitor.runtime.findability_meter import FindabilityMeter
 from monitor.web.audit_trail import RequestLog, Trail
 from monitor.web.auth.gatekeeper import Caller, Gatekeeper
 from monitor.web.auth.tokens import Tokens
@@ -76,7 +77,7 @@ class AppContext:
             self.settings.webhooks.allow,
             self.settings.alerting.keep_days,
         )
-        self.reference_views = ReferenceViews(self.library)
+        self.reference_views = ReferenceViews(self.library, FindabilityMeter(self.settings))
         self.dashboard = read_dashboard()
         self.limits = RequestLimits()
         self._contents: Contents | None = None

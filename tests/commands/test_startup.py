@@ -80,7 +80,7 @@ RUNS: dict[str, tuple[str, int, set[str]]] = {
     "version": ("--json", 0, set()),
     "refs add": ("none.mp4", 1, MODELS),
     "refs list": ("", 0, set()),
-    "refs show": ("film", 0, {"faiss"}),
+    "refs show": ("film", 0, MODELS),
     "refs rm": ("other", 1, set()),
     "refs verify": ("", 0, set()),
     "refs reindex": ("", 1, {"faiss"}),

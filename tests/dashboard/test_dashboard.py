@@ -218,6 +218,7 @@ def test_a_reference_is_uploaded_examined_excluded_in_part_and_removed(
     expect(row).to_contain_text("40 s")
     row.locator("summary").click()
     expect(row.locator(".warnings")).to_contain_text("One picture stands still for 40 s")
+    expect(row.locator(".warnings")).to_contain_text("It is nearly still: 100% of its seconds")
     row.get_by_label("From").fill("5")
     row.get_by_label("To").fill("12.5")
     row.get_by_role("button", name="Exclude").click()

@@ -12,9 +12,17 @@ from PIL import Image
 from reference_db.errors import CatalogError, EncoderMismatch, MediaError, ReferenceExists
 from reference_db.features.encoder import Encoder, load_encoder
 from reference_db.media.decoding import decode_file
-from reference_db.registration import QualityReport, quality_report, register, safe_id
+from reference_db.registration import (
+    Findability,
+    FindabilityMeter,
+    QualityReport,
+    assess_quality,
+    quality_report,
+    register,
+    safe_id,
+)
 from reference_db.search.index import ReferenceIndex
-from reference_db.store.catalog import Catalog, ReferenceId
+from reference_db.store.catalog import Catalog, ReferenceFeatures, ReferenceId
 from tests.support.media import picture, write_clip, write_film, write_sound
 from tests.support.onnx_encoders import write_grid
 
@@ -247,16 +255,84 @@ def test_the_report_has_overlaps_static_runs_and_short_videos(tmp_path: Path, en
         ((other, share),) = report.overlaps
         assert other == ReferenceId("film")
         assert share == pytest.approx(6 / 40)
-        overlap, static = report.warnings
+        overlap, static, still = report.warnings
         assert overlap.startswith("15% of its seconds look like film")
         assert static.startswith("One picture stands still for 34 s")
+        assert still.startswith("It is nearly still")
         assert "only 2 s long" in report_of(short, catalog, encoder).warnings[-1]
+
+
+def rows_of(n_seconds: int, seed: int) -> np.typing.NDArray[np.float64]:
+    rows = np.random.default_rng(seed).standard_normal((n_seconds, 512))
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
+def report_on(rows: np.typing.NDArray[np.float64], findability: FindabilityMeter | None = None) -> QualityReport:
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    features = ReferenceFeatures(unit.astype(np.float16), np.ones(len(rows), np.bool_))
+    return assess_quality(features, ReferenceIndex.from_features([]), findability=findability)
+
+
+def test_an_ordinary_reference_has_no_warnings() -> None:
+    report = report_on(rows_of(60, seed=1))
+    assert (report.warnings, report.still_share, report.repeated_share) == ((), 0.0, 0.0)
+    assert report.shortest_findable_s is None  # not measured
+
+
+@pytest.mark.parametrize(("n_seconds", "is_short"), [(3, True), (7, True), (8, False)])
+def test_a_reference_below_eight_seconds_is_reported(n_seconds: int, is_short: bool) -> None:
+    warnings = report_on(rows_of(n_seconds, seed=2)).warnings
+    expected = f"It is only {n_seconds} s long; copies this short are easily missed."
+    assert warnings == ((expected,) if is_short else ())
+
+
+def test_a_near_still_reference_is_reported() -> None:
+    report = report_on(rows_of(1, seed=3) + 0.5 * rows_of(40, seed=4))  # a similarity of 0.8, as of a lake
+    assert report.still_share == 1.0
+    assert report.repeated_share == 0.0
+    (warning,) = report.warnings
+    assert warning.startswith("It is nearly still: 100% of its seconds look like those around them.")
+
+
+def test_a_reference_that_repeats_itself_is_reported() -> None:
+    report = report_on(np.tile(rows_of(12, seed=5), (5, 1)))
+    assert report.repeated_share == 1.0
+    assert report.still_share == 0.0
+    (warning,) = report.warnings
+    assert warning.startswith("It repeats itself: 100% of it returns at another time.")
+
+
+def test_an_ident_that_returns_once_is_no_repeating_reference() -> None:
+    rows = rows_of(300, seed=6)
+    rows[280:290] = rows[10:20]
+    report = report_on(rows)
+    assert 0 < report.repeated_share < 0.1
+    assert report.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("measured", "shortest_s", "warnings"),
+    [
+        (Findability(4, 30, 5, 0), 4, ()),
+        (Findability(11, 30, 5, 0), 11, ("Only copies of 11 s and more are found everywhere in it",)),
+        (Findability(5, 30, 5, 2), 5, ("A clean copy of 30 s was not found at 2 of 5 places that were tried.",)),
+        (Findability(None, 30, 5, 5), None, ("Even a clean copy of 30 s of it is not found.",)),
+    ],
+)
+def test_the_shortest_copy_that_is_found_is_reported(
+    measured: Findability, shortest_s: int | None, warnings: tuple[str, ...]
+) -> None:
+    report = report_on(rows_of(60, seed=1), lambda features: measured)
+    assert report.shortest_findable_s == shortest_s
+    assert [said.startswith(expected) for said, expected in zip(report.warnings, warnings, strict=True)] == [
+        True
+    ] * len(warnings)
 
 
 def test_a_damaged_reference_is_reported_but_does_not_stop_another_registration(
     tmp_path: Path, encoder: Encoder, film: Path
 ) -> None:
-    other = write_film(tmp_path / "other.mp4", seed=2, seconds=4)
+    other = write_film(tmp_path / "other.mp4", seed=2, seconds=8)
     with Catalog.open(tmp_path / "library", write=True) as catalog:
         register(film, catalog, encoder, id="film")
         next((tmp_path / "library" / "features").iterdir()).write_bytes(b"damaged")

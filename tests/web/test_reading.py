@@ -62,6 +62,9 @@ def test_references_are_searched_and_shown(client: Client) -> None:
     assert harbour["state"] == "ready"
     assert harbour["has_thumbnails"]
     assert 0 <= harbour["low_information_share"] < 1
+    assert 2 <= harbour["shortest_findable_s"] <= 12
+    assert 0 <= harbour["still_share"] <= 1
+    assert 0 <= harbour["repeated_share"] <= 1
     picture = client("GET", "/api/v1/references/harbour/thumbnails/7")
     assert picture.headers["content-type"] == "image/jpeg"
     assert picture.body.startswith(b"\xff\xd8")

@@ -307,6 +307,7 @@ function quality(reference) {
       "p.muted.small",
       `${share} % of its seconds are black, flat or missing`,
       reference.longest_static_s ? `; the longest still picture lasts ${length(reference.longest_static_s)}.` : ".",
+      reference.shortest_findable_s && ` A clean copy is found from ${length(reference.shortest_findable_s)} on.`,
     ),
   );
 }

@@ -211,6 +211,10 @@ class Registrar:
             "threads": settings.compute.threads,
             "thumbnails": settings.registration.thumbnails,
             "memory_bytes": settings.registration.memory_bytes,
+            "settings": {
+                "matching": settings.matching.model_dump(),
+                "alerting": settings.alerting.model_dump(include={"threshold"}),
+            },
             "parent": os.getpid(),
         }
         child = await asyncio.create_subprocess_exec(
