@@ -29,7 +29,7 @@ from monitor.commands.terminal import (
 )
 from monitor.config.settings import ChannelSettings, Settings
 from monitor.errors import MonitorError
-from reference_db.errors import CatalogError
+from reference_db.errors import CatalogError, MediaError
 from reference_db.media.addresses import DEFAULT_PORTS
 
 CONNECT_TIMEOUT_S = 3.0
@@ -67,6 +67,7 @@ def doctor(
 def examine(settings: Settings) -> Iterator[Finding]:
     """Every finding, fastest check first."""
     yield _libraries()
+    yield from _sandbox()
     yield _data_dir(settings.data_dir)
     yield _web(settings.web.host, settings.web.port)
     yield from _models(settings)
@@ -81,6 +82,20 @@ def _libraries() -> Finding:
     return Finding(
         "libraries", f"PyAV {av.__version__}, FFmpeg {av.ffmpeg_version_info}, SQLite {apsw.sqlite_lib_version()}"
     )
+
+
+def _sandbox() -> Iterator[Finding]:
+    """What confines a decoding child here; a system without one of the mechanisms still decodes."""
+    from reference_db.media.decoding import sandbox_report
+
+    try:
+        mechanisms = sandbox_report()
+    except MediaError as error:
+        yield Finding("decoder sandbox", f"{error} Run `copywatch doctor` with COPYWATCH_LOG_LEVEL=debug", ok=False)
+        return
+    for one in mechanisms:
+        found = f"in force ({one.detail})" if one.in_force else f"not available here: {one.detail}"
+        yield Finding(f"decoder sandbox: {one.name}", found, ok=one.in_force or one.name != "seccomp")
 
 
 def _data_dir(data_dir: Path) -> Finding:

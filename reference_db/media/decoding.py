@@ -6,7 +6,8 @@ with a password), answers with records on stdout, and imports neither torch nor 
 parent's end of the pipe.
 
 A record is a kind (1 byte), a length (4 bytes) and a body: I = VideoInfo as JSON, P = a picture, H = the last picture
-held for another second, K = the time of a key picture, W = a warning, E = the final error as JSON, Z = the end.
+held for another second, K = the time of a key picture, W = a warning, S = its sandbox as JSON, E = the final error as
+JSON, Z = the end.
 """
 
 import fcntl
@@ -20,6 +21,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,6 +32,7 @@ from numpy.typing import NDArray
 from reference_db.errors import MediaError
 from reference_db.media.addresses import display_name
 from reference_db.media.frames import KEY, PICTURE, RECORD, Frame, Mode, VideoInfo
+from reference_db.media.sandbox.confinement import Mechanism
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +40,12 @@ NO_PROGRESS_S = 30.0  # a child without a picture for so long is killed
 OPENING_S = 30.0  # more than FFmpeg's own time-out, for a busy machine
 PIPE_BYTES = 1 << 20  # the default limit without privileges: the child decodes five pictures ahead
 STDERR_BYTES = 4096  # the end of the child's stderr, for the log
+REPORT_URL = "http://127.0.0.1:9/"  # of a child that opens nothing
 MAX_WARNINGS = 16  # different warnings of one child that are logged
 
 # The variables that a decoder needs; tokens and passwords in our environment are not passed on.
-CHILD_ENVIRONMENT = (
-    *("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ"),
-    *("http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"),
-)
+CHILD_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "TZ")
+NETWORK_ENVIRONMENT = ("http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
 
 
 class DecodingChild:
@@ -63,6 +65,7 @@ class DecodingChild:
         private: bool = False,
         opening_s: float = OPENING_S,
         no_progress_s: float = NO_PROGRESS_S,
+        report: bool = False,
     ) -> None:
         self.name = display_name(url)
         self.failure: str | None = None  # kind of the error that ended it: missing, denied, stalled, crashed, ...
@@ -75,7 +78,8 @@ class DecodingChild:
         self._info: VideoInfo | None = None
         self._stderr = bytearray()
         self._unread = bytearray()
-        environment = {name: os.environ[name] for name in CHILD_ENVIRONMENT if name in os.environ}
+        needed = (*CHILD_ENVIRONMENT, *(NETWORK_ENVIRONMENT if live and not url.lower().startswith("file:") else ()))
+        environment = {name: os.environ[name] for name in needed if name in os.environ}
         environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "reference_db.media.decoder"],
@@ -95,6 +99,7 @@ class DecodingChild:
         self._poll.register(self._err, select.POLLIN)
         request = {"url": url, "live": live, "mode": mode, "allow": list(allow), "parent": os.getpid()}
         request["private"] = private  # its own host may have a private address
+        request["report"] = report  # of its sandbox, and nothing else
         request["no_video_s"] = 0.8 * no_progress_s  # so that the child, which knows the reason, reports first
         try:
             self._process.stdin.write(json.dumps(request).encode())
@@ -121,6 +126,11 @@ class DecodingChild:
         assert self._info is not None
         return self._info
 
+    def mechanisms(self) -> list[Mechanism]:
+        """The sandbox of a child that was started to report it."""
+        _, body = self._read_record(b"S", self._opening_s)
+        return [Mechanism(**one) for one in json.loads(body)]
+
     def frames(self) -> Iterator[Frame]:
         """The frames until the video ends or `kill` is called; raises MediaError."""
         try:
@@ -144,12 +154,14 @@ class DecodingChild:
     def kill(self) -> None:
         """Kills the child; a reader in another thread then sees the end."""
         self._killed = True
-        self._process.kill()
+        self._process.kill()  # the kernel kills its gateway with it
 
     def close(self) -> None:
         """Kills the child and closes its pipes."""
         self.kill()
         self._process.wait()
+        with suppress(ChildProcessError):  # in a container the gateway, an orphan now, may have become our child
+            os.waitid(os.P_PGID, self._process.pid, os.WEXITED)
         for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert pipe
             pipe.close()
@@ -232,3 +244,9 @@ def probe(path: Path) -> VideoInfo:
     """The file's video metadata; raises MediaError if it has no video."""
     with DecodingChild(str(path)) as child:
         return child.info()
+
+
+def sandbox_report() -> list[Mechanism]:
+    """What confines a decoding child on this system: starts one that only reports it. Raises MediaError."""
+    with DecodingChild(REPORT_URL, live=True, report=True) as child:
+        return child.mechanisms()

@@ -30,6 +30,22 @@ from reference_db.media.frames import (
 
 EARLY_PACKETS = 4  # packets at the start of a live stream that may lack a time stamp; if more do, it has none at all
 BAD_PACKETS_IN_A_ROW = 8  # a bad packet is skipped; this many in a row make a bad stream
+# The decoders that FFmpeg may use: those of broadcasts, streams, cameras and editing programs. It has 500; the others
+# read formats of old games and single pictures, and are the least tested. Audio is only probed, never decoded.
+VIDEO_CODECS = (
+    *("h264", "hevc", "vvc", "av1", "libdav1d", "vp8", "vp9", "libvpx", "libvpx-vp9", "vp6", "vp6a", "vp6f", "theora"),
+    *("mpeg1video", "mpeg2video", "mpegvideo", "mpeg4", "msmpeg4v1", "msmpeg4v2", "msmpeg4", "h263", "h263p", "h263i"),
+    *("flv", "vc1", "wmv1", "wmv2", "wmv3", "rv10", "rv20", "rv30", "rv40", "svq1", "svq3", "mjpeg", "mjpegb"),
+    *("jpeg2000", "dvvideo", "prores", "dnxhd", "cfhd", "ffv1", "ffvhuff", "huffyuv", "utvideo", "magicyuv", "hap"),
+    *("rawvideo", "v210", "v308", "v408", "v410", "yuv4", "r210", "r10k", "qtrle", "gif", "png", "wrapped_avframe"),
+)
+AUDIO_CODECS = (
+    *("aac", "aac_latm", "ac3", "eac3", "dca", "truehd", "mp1", "mp1float", "mp2", "mp2float", "mp3", "mp3float"),
+    *("opus", "libopus", "vorbis", "flac", "alac", "wmav1", "wmav2", "wmapro", "s302m", "amrnb", "amrwb", "nellymoser"),
+    *("pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_f32le", "pcm_u8", "pcm_alaw", "pcm_mulaw"),
+    *("pcm_bluray", "pcm_dvd", "adpcm_ms", "adpcm_ima_wav", "adpcm_ima_qt", "speex", "cook"),
+)
+CODECS = ",".join((*VIDEO_CODECS, *AUDIO_CODECS))
 KEY_EVERY_S = 2.1  # economy needs key pictures this often: 2 s, and 60 pictures at 29.97
 STEADY_S = 10.0  # for this long, before `auto` relies on them
 
@@ -103,9 +119,15 @@ class VideoSampler:
             raise MediaRefused("unreadable", f"{name} has a video that no decoder supports.")
         self._container, self._stream, self._name = container, stream, name
         self._decoder = stream.codec_context
+        if self._decoder.codec.name not in VIDEO_CODECS:
+            raise MediaRefused("unreadable", f"{name} has a video in a format that is not supported.")
         self._decoder.thread_count = 1
         self._decoder.thread_type = "NONE"
-        self._decoder.options = {"max_pixels": str(MAX_PIXELS), "skip_loop_filter": "all"}
+        self._decoder.options = {
+            "max_pixels": str(MAX_PIXELS),
+            "skip_loop_filter": "all",
+            "codec_whitelist": ",".join(VIDEO_CODECS),
+        }
         if stream.codec_tag == "encv":
             self._refuse_encrypted()
         rate = stream.average_rate or stream.guessed_rate
@@ -292,10 +314,8 @@ class VideoSampler:
         )
         small = self._packer.reformat(planes, format="rgb24", threads=1)
         if turns := round(picture.rotation / 90) % 4:
-            import numpy as np  # rarely needed, and slow to import
-
-            upright = np.rot90(small.to_ndarray(), turns)
-            return b"P", PICTURE.pack(*times, *upright.shape[:2]) + upright.tobytes()
+            height, width, pixels = rotate(small.height, small.width, _pixels(small), turns)
+            return b"P", PICTURE.pack(*times, height, width) + pixels
         return b"P", PICTURE.pack(*times, small.height, small.width) + _pixels(small)
 
     def _refuse_encrypted(self) -> NoReturn:
@@ -309,6 +329,17 @@ def _pixels(picture: av.VideoFrame) -> bytes:
     if plane.line_size == row:
         return bytes(padded[: row * picture.height])
     return b"".join(padded[at : at + row] for at in range(0, picture.height * plane.line_size, plane.line_size))
+
+
+def rotate(height: int, width: int, pixels: bytes, turns: int) -> tuple[int, int, bytes]:
+    """An RGB picture turned by so many quarters against the clock: height, width, pixels."""
+    for _ in range(turns):
+        turned = bytearray(len(pixels))
+        for colour in range(3):  # the last column becomes the first row
+            plane = pixels[colour::3]
+            turned[colour::3] = b"".join(plane[column::width] for column in reversed(range(width)))
+        height, width, pixels = width, height, bytes(turned)
+    return height, width, pixels
 
 
 def _until_end(packets: "Iterator[av.Packet[Any]]") -> "Iterator[av.Packet[Any]]":

@@ -39,6 +39,9 @@ def test_doctor_names_channels_that_do_not_answer(
     assert [found[f"channel {name}"]["ok"] for name in ("up", "down", "gone", "air")] == [True, False, False, True]
     assert "hunter2" not in result.out
     assert result.code == 4
+    for name in ("limits", "no_new_privs", "capabilities", "seccomp", "gateway", "files"):
+        assert str(found[f"decoder sandbox: {name}"]["found"]).startswith("in force (")
+    assert str(found["decoder sandbox: landlock"]["found"]).startswith(("in force (", "not available here: "))
     assert all(found[what]["ok"] for what in ("libraries", "data folder", "web port", "models", "library"))
 
 

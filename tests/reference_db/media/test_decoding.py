@@ -125,7 +125,10 @@ def test_a_truncated_file_yields_its_readable_part(tmp_path: Path) -> None:
 
 
 def test_the_child_imports_no_torch() -> None:
-    code = "import reference_db.media.decoder, sys, json; print(json.dumps(sorted(sys.modules)))"
+    code = (
+        "import reference_db.media.decoder, reference_db.media.decoding_session\n"
+        "import json, sys; print(json.dumps(sorted(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = json.loads(done.stdout)
     assert "av" in modules

@@ -17,7 +17,8 @@ import pytest
 from reference_db.errors import MediaError
 from reference_db.media.addresses import AddressRefused, ReachPolicy
 from reference_db.media.decoding import DecodingChild
-from reference_db.media.socket_guard import guard
+from reference_db.media.socket_guard import guard, imports
+from reference_db.media.socket_guard.gateway import Gateway
 from tests.chaos.hostile import Canary
 
 README = Path(guard.__file__).with_name("README.md")
@@ -109,13 +110,14 @@ def test_the_page_names_the_installed_versions_as_checked() -> None:
 
 
 def test_libavformat_reaches_addresses_by_guarded_functions_only() -> None:
-    imported = {name for name, _ in guard._imported_functions(guard._base_address(guard.LIBRARY))}
-    assert {b"connect", b"sendto"} <= imported
+    imported = {name for name, _ in imports.imported_functions(imports.base_address(guard.LIBRARY))}
+    assert {b"socket", b"connect", b"bind", b"sendto", b"getaddrinfo"} <= imported
     assert imported & UNGUARDED == set()
 
 
 @pytest.mark.parametrize("library", ["no-such-library", "libpython", "[stack]"])
 def test_a_library_that_cannot_be_patched_is_refused(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "LIBRARY", library)
-    with pytest.raises(AddressRefused, match="RTSP and RTMP are disabled"):
-        guard.install(ReachPolicy("127.0.0.1", 554), lambda sentence: None)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(AddressRefused, match="RTSP and RTMP are disabled"):
+        guard.install(Gateway(ours, -1))
