@@ -10,6 +10,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from monitor.commands.audited import audited
 from monitor.commands.terminal import (
     FAILED,
     ConfigOption,
@@ -231,7 +232,8 @@ def review(
     folder = settings_of(context, config_file, data_dir).data_dir
     if not History(folder).alert(alert_id) and not EvidenceStore(folder).has(alert_id):
         _exit_unknown(alert_id)
-    stored = RightsStore(folder).review(alert_id, decision, by or getpass.getuser(), note)
+    with audited(folder, "alerts review", alert_id, about=by, alerts=[alert_id], decision=decision):
+        stored = RightsStore(folder).review(alert_id, decision, by or getpass.getuser(), note)
     if as_json:
         print_json(stored.as_dict())
     else:

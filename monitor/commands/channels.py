@@ -16,8 +16,9 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
+from monitor.commands.audited import audited
 from monitor.commands.terminal import ConfigOption, JsonOption, print_json, print_table, settings_of
-from monitor.config.settings import ChannelSettings, Settings
+from monitor.config.settings import ChannelSettings, Settings, load_settings
 from monitor.errors import ConfigError
 from reference_db.media.addresses import display_name, redact_url
 
@@ -49,13 +50,16 @@ def add(
         from monitor.kafka.channel_assignment import refuse_files, write_channel
 
         refuse_files(channel)
-        asyncio.run(write_channel(settings_of(context, config_file).kafka, name, channel))
+        settings = settings_of(context, config_file)
+        with audited(settings.data_dir, "channels add", name, url=redact_url(channel.url), shared=True):
+            asyncio.run(write_channel(settings.kafka, name, channel))
         typer.echo(f"shared: {channel.name} ({display_name(channel.url)})")
         return
     config = _config(context, config_file)
     from monitor.config.config_file import add_channel
 
-    add_channel(config, channel)
+    with audited(_data_dir(context, config), "channels add", name, url=redact_url(channel.url)):
+        add_channel(config, channel)
     typer.echo(f"added: {channel.name} ({display_name(channel.url)})")
 
 
@@ -94,12 +98,15 @@ def remove(
     if shared:
         from monitor.kafka.channel_assignment import remove_channels
 
-        asyncio.run(remove_channels(settings_of(context, config_file).kafka, names))
+        settings = settings_of(context, config_file)
+        with audited(settings.data_dir, "channels rm", ", ".join(names), shared=True):
+            asyncio.run(remove_channels(settings.kafka, names))
         typer.echo(f"removed: {', '.join(names)}")
         return
     config = _config(context, config_file)
     for name in names:
-        remove_channel(config, name)
+        with audited(_data_dir(context, config), "channels rm", name):
+            remove_channel(config, name)
         typer.echo(f"removed: {name}")
 
 
@@ -136,6 +143,11 @@ def _config(context: typer.Context, config_file: Path | None) -> Path:
     if config is None:
         raise ConfigError("channels are stored in a configuration file; name it with --config or COPYWATCH_CONFIG.")
     return config
+
+
+def _data_dir(context: typer.Context, config: Path) -> Path:
+    """The data folder, also of a configuration file that does not exist yet."""
+    return load_settings(config if config.exists() else None, data_dir=context.obj[1]).data_dir
 
 
 def _url(url: str) -> str:

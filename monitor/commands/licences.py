@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from monitor.commands.audited import audited
 from monitor.commands.terminal import (
     ConfigOption,
     DataDirOption,
@@ -63,9 +64,11 @@ def add(
     as_json: JsonOption = False,
 ) -> None:
     """Permit broadcasts of a reference, an owner or a tag; where several are given, all must match."""
-    licence = _store(context, config_file, data_dir).add_licence(
-        reference=reference, owner=owner, tag=tag, channel=channel, from_=from_, until=until, note=note
-    )
+    with audited(settings_of(context, config_file, data_dir).data_dir, "licences add") as recording:
+        licence = _store(context, config_file, data_dir).add_licence(
+            reference=reference, owner=owner, tag=tag, channel=channel, from_=from_, until=until, note=note
+        )
+        recording.object, recording.details = licence.id, {**licence.terms}
     if as_json:
         print_json(licence.as_dict())
     else:
@@ -105,7 +108,8 @@ def remove(
     context: typer.Context, licence: IdArgument, config_file: ConfigOption = None, data_dir: DataDirOption = None
 ) -> None:
     """Remove a licence; alerts already emitted as licensed stay licensed."""
-    _store(context, config_file, data_dir).remove_licence(licence)
+    with audited(settings_of(context, config_file, data_dir).data_dir, "licences rm", licence):
+        _store(context, config_file, data_dir).remove_licence(licence)
     typer.echo(f"removed: {licence}")
 
 

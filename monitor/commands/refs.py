@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from monitor.commands.audited import audited
 from monitor.commands.terminal import (
     FAILED,
     ConfigOption,
@@ -79,7 +80,11 @@ def add(
     results: list[dict[str, object]] = []
     failed: list[AddResult] = []
     memory_bytes = registration_bytes(settings.registration.memory_bytes, library.n_seconds())
-    with _AddProgress(found) as bar, capped_memory(memory_bytes):
+    with (
+        audited(settings.data_dir, "refs add", files=len(found.videos)) as recording,
+        _AddProgress(found) as bar,
+        capped_memory(memory_bytes),
+    ):
         outcomes = library.add(
             found,
             id=reference_id,
@@ -93,9 +98,12 @@ def add(
         for done in outcomes:
             if done.registration is None:
                 failed.append(done)
+                recording.failed = True
                 results.append({"file": str(done.path), "error": str(done.error)})
                 continue
             results.append({"file": str(done.path), **_as_dict(done.registration)})
+            if not done.registration.already_there:
+                recording.add(done.registration.reference.id, outcome=done.registration.outcome)
             if not as_json:
                 _print_registration(done.registration)
     if as_json:
@@ -263,11 +271,12 @@ def rm(
     data_dir: DataDirOption = None,
 ) -> None:
     """Remove references; running monitors drop them within seconds and end their alerts."""
-    library = _library(context, config_file, data_dir)[0]
+    library, settings = _library(context, config_file, data_dir)
     n_failed = 0
     for reference_id in reference_ids:
         try:
-            library.rm(reference_id)
+            with audited(settings.data_dir, "refs rm", reference_id):
+                library.rm(reference_id)
             typer.echo(f"removed: {reference_id}")
         except StorageError:
             raise
@@ -292,8 +301,11 @@ def verify(
     as_json: JsonOption = False,
 ) -> None:
     """Check every byte of the library against its hash; exit 1 if anything is damaged."""
-    library = _library(context, config_file, data_dir)[0]
-    repaired = library.repair() if repair else None
+    library, settings = _library(context, config_file, data_dir)
+    repaired = None
+    if repair:
+        with audited(settings.data_dir, "refs verify", "--repair"):
+            repaired = library.repair()
     with progress_bar("references", unit="") as step:
         found = library.verify(progress=step)
     if as_json:
@@ -384,8 +396,12 @@ def import_(
     n_failed = 0
     for file in files:
         try:
-            with capped_memory(memory_bytes):
+            with (
+                audited(settings.data_dir, "refs import", reference_id) as recording,
+                capped_memory(memory_bytes),
+            ):
                 done = library.import_(file, id=reference_id)
+                recording.object, recording.details = done.reference.id, {"outcome": done.outcome}
         except StorageError:
             raise
         except CatalogError as error:
@@ -423,7 +439,9 @@ def exclude(
     folder = settings_of(context, config_file, data_dir).data_dir
     with Catalog.open(folder) as catalog:
         catalog.get(check_id(reference))  # a misspelt id would silently exclude nothing
-    exclusion = RightsStore(folder).exclude(reference, start_s, end_s, note)
+    with audited(folder, "refs exclude", reference) as recording:
+        exclusion = RightsStore(folder).exclude(reference, start_s, end_s, note)
+        recording.object, recording.details = f"{reference}/{exclusion.id}", {"span": exclusion.span}
     if as_json:
         print_json(exclusion.as_dict())
     else:
@@ -470,5 +488,7 @@ def include(
     """Remove an exclusion; the span alerts again."""
     from monitor.rights.store import RightsStore
 
-    RightsStore(settings_of(context, config_file, data_dir).data_dir).remove_exclusion(reference, number)
+    folder = settings_of(context, config_file, data_dir).data_dir
+    with audited(folder, "refs include", f"{reference}/{number}"):
+        RightsStore(folder).remove_exclusion(reference, number)
     typer.echo(f"removed: exclusion {number} of {reference}")

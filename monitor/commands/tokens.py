@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from monitor.commands.audited import audited
 from monitor.commands.terminal import ConfigOption, DataDirOption, JsonOption, print_json, print_table, settings_of
 
 app = typer.Typer(no_args_is_help=True, help="Access tokens of the API and the dashboard.")
@@ -35,7 +36,9 @@ def add(
     """Create a token and print it once; only its hash is stored."""
     from monitor.web.auth.tokens import Tokens
 
-    token = Tokens(settings_of(context, config_file, data_dir).data_dir).add(name, scope.value)
+    folder = settings_of(context, config_file, data_dir).data_dir
+    with audited(folder, "tokens add", about=name, scope=scope.value):
+        token = Tokens(folder).add(name, scope.value)
     if as_json:
         print_json({"name": name, "scope": scope.value, "token": token})
     else:
@@ -71,7 +74,9 @@ def remove(
     """Remove tokens; they stop working within a second."""
     from monitor.web.auth.tokens import Tokens
 
-    tokens = Tokens(settings_of(context, config_file, data_dir).data_dir)
+    folder = settings_of(context, config_file, data_dir).data_dir
+    tokens = Tokens(folder)
     for name in names:
-        tokens.remove(name)
+        with audited(folder, "tokens rm", about=name):
+            tokens.remove(name)
         typer.echo(f"removed: {name}")

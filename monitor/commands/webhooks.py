@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from monitor.commands.audited import audited
 from monitor.commands.terminal import (
     FAILED,
     ConfigOption,
@@ -17,6 +18,7 @@ from monitor.commands.terminal import (
     print_table,
     settings_of,
 )
+from reference_db.media.addresses import redact_url
 
 app = typer.Typer(no_args_is_help=True, help="HTTP receivers of alerts.")
 
@@ -36,7 +38,10 @@ def add(
     from monitor.alerting.webhooks import WebhookStore
 
     url = sys.stdin.readline().strip() if url == "-" else url
-    webhook = WebhookStore(settings_of(context, config_file, data_dir).data_dir).add(url, types or ())
+    folder = settings_of(context, config_file, data_dir).data_dir
+    with audited(folder, "webhooks add", url=redact_url(url)) as recording:
+        webhook = WebhookStore(folder).add(url, types or ())
+        recording.object = webhook.id
     if as_json:
         print_json({**webhook.as_dict(), "secret": webhook.secret})
     else:
@@ -77,9 +82,10 @@ def send_test(
 
     settings = settings_of(context, config_file, data_dir)
     webhooks = WebhookStore(settings.data_dir)
-    delivery = webhooks.ping(webhook_id)
-    attempt = asyncio.run(send(webhooks.get(webhook_id), delivery, settings.webhooks.allow))
-    done = webhooks.record_attempt(delivery, attempt, 1.0)
+    with audited(settings.data_dir, "webhooks test", webhook_id):
+        delivery = webhooks.ping(webhook_id)
+        attempt = asyncio.run(send(webhooks.get(webhook_id), delivery, settings.webhooks.allow))
+        done = webhooks.record_attempt(delivery, attempt, 1.0)
     if as_json:
         print_json(done.as_dict())
     else:
@@ -121,7 +127,9 @@ def replay(
     """Send one delivery again; a running `serve` does so within a second."""
     from monitor.alerting.webhooks import WebhookStore
 
-    WebhookStore(settings_of(context, config_file, data_dir).data_dir).replay(webhook_id, delivery)
+    folder = settings_of(context, config_file, data_dir).data_dir
+    with audited(folder, "webhooks replay", f"{webhook_id}/{delivery}"):
+        WebhookStore(folder).replay(webhook_id, delivery)
     typer.echo(f"delivery {delivery} queued")
 
 
@@ -132,7 +140,9 @@ def enable(
     """Enable a disabled webhook; queued deliveries are sent."""
     from monitor.alerting.webhooks import WebhookStore
 
-    WebhookStore(settings_of(context, config_file, data_dir).data_dir).enable(webhook_id)
+    folder = settings_of(context, config_file, data_dir).data_dir
+    with audited(folder, "webhooks enable", webhook_id):
+        WebhookStore(folder).enable(webhook_id)
     typer.echo(f"enabled: {webhook_id}")
 
 
@@ -150,7 +160,9 @@ def rotate(
     """Create a new secret and print it once. For a day messages are signed with both."""
     from monitor.alerting.webhooks import WebhookStore
 
-    webhook = WebhookStore(settings_of(context, config_file, data_dir).data_dir).rotate(webhook_id, at_once=at_once)
+    folder = settings_of(context, config_file, data_dir).data_dir
+    with audited(folder, "webhooks rotate", webhook_id):
+        webhook = WebhookStore(folder).rotate(webhook_id, at_once=at_once)
     if as_json:
         print_json({**webhook.as_dict(), "secret": webhook.secret})
     else:
@@ -164,5 +176,7 @@ def remove(
     """Remove a webhook and its queued deliveries."""
     from monitor.alerting.webhooks import WebhookStore
 
-    WebhookStore(settings_of(context, config_file, data_dir).data_dir).remove(webhook_id)
+    folder = settings_of(context, config_file, data_dir).data_dir
+    with audited(folder, "webhooks rm", webhook_id):
+        WebhookStore(folder).remove(webhook_id)
     typer.echo(f"removed: {webhook_id}")

@@ -30,6 +30,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from monitor import __version__
 from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.alerting.outbox import History
+from monitor.audit.log import AuditLog
 from monitor.ops.timestamps import rfc3339
 from monitor.rights.store import ALERT_ID, RightsStore
 from reference_db.store.disk import atomic_file, sync_directory, write_file
@@ -101,10 +102,10 @@ class EvidenceStore:
         return sorted(path for path in self._folder(alert_id).iterdir() if NAMES.fullmatch(path.name))
 
     def zip(self, alert_id: str, viewer: ZoneInfo | None = None) -> bytes | None:
-        """One archive with evidence, events and reviews of an alert, and the SHA-256 of each file in `manifest.json`.
+        """One archive with everything about an alert, and the SHA-256 of each file in `manifest.json`.
 
-        None if there is no such alert. Times are in UTC, and the manifest says so; with `viewer` it also has start and
-        end in that time zone.
+        It has evidence, events, reviews and the entries of the audit log; None if there is no such alert. Times are in
+        UTC, and the manifest says so; with `viewer` it also has start and end in that time zone.
         """
         if not ALERT_ID.fullmatch(alert_id):
             return None
@@ -137,6 +138,7 @@ class EvidenceStore:
             files[REPORT] = _json(report)
         reviews = RightsStore(self.data_dir).reviews(alert_id)
         files["events.json"] = _json(events)
+        files["audit.json"] = _json(_audit_entries(self.data_dir, alert_id))
         files["reviews.json"] = _json([review.as_dict() for review in reviews])
         manifest: dict[str, Any] = {
             "alert": alert_id,
@@ -247,6 +249,12 @@ def find_time_zone(name: str) -> ZoneInfo | None:
         return ZoneInfo(name)
     except (ValueError, OSError, ZoneInfoNotFoundError):
         return None
+
+
+def _audit_entries(data_dir: Path, alert_id: str) -> list[dict[str, Any]]:
+    """The entries of the audit log that concern the alert, without network addresses: those are for admins."""
+    entries = [record.as_dict() for record in AuditLog(data_dir).of_alert(alert_id)]
+    return [{name: value for name, value in entry.items() if name != "address"} for entry in entries]
 
 
 def _local_times(zone: ZoneInfo, alert: Mapping[str, Any]) -> dict[str, str | None]:

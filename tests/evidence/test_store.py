@@ -88,7 +88,7 @@ def test_the_archive_has_the_hash_of_each_file_and_names_its_time_zone(tmp_path:
     assert {one["name"]: one["sha256"] for one in manifest["files"]} == {
         name: hashlib.sha256(content).hexdigest() for name, content in files.items()
     }
-    assert set(files) == {"report.json", "air-start.jpg", "events.json", "reviews.json"}
+    assert set(files) == {"report.json", "air-start.jpg", "events.json", "reviews.json", "audit.json"}
     assert (manifest["time_zone"], manifest["alert"], manifest["made_at"][-1]) == ("UTC", ALERT, "Z")
     assert [event["seq"] for event in json.loads(files["events.json"])] == [1, 2, 3]
     assert json.loads(files["reviews.json"])[0]["by"] == "Ann"
