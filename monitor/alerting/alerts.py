@@ -6,11 +6,17 @@ a replay derives the same id. It starts when its score reaches the threshold, is
 alerts are licensed, which spans of a reference never alert, and which alerts a reviewer called false. A false alert is
 retracted at once and stays silent while its segment lasts, unless the review is reversed. Everything that builds a
 retraction stands in this file: `AlertBook` does so for open alerts, `after_review` for ended ones.
+
+One copy is one alert. Segments of one reference at one time are rivals, of which the first alerts and the others stay
+silent; when its segment closes, the alert follows a rival that is still open. Segments of several references at one
+time are versions of one film if the references show the same pictures there (one alert, which names the best and lists
+the others), look-alikes if one matches far better than the other (it alone alerts), and otherwise copies of their own.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -18,6 +24,7 @@ from itertools import pairwise
 from typing import Any, Protocol, Self
 
 from monitor.ingest.clock import ChannelEpoch
+from monitor.matching.changes import MIN_START, min_change
 from monitor.matching.excluding import Spans, trimmed
 from monitor.matching.stitching import Seconds, SegmentName, SegmentView
 from monitor.ops.timestamps import rfc3339
@@ -27,12 +34,22 @@ from reference_db.store.catalog import Reference, ReferenceId
 STARTED, UPDATED, ENDED, RETRACTED = "alert.started", "alert.updated", "alert.ended", "alert.retracted"
 REVIEWED_FALSE, REVIEWED_TRUE = "reviewed: false positive", "reviewed: not a false positive"
 EXCLUDED = "reference span excluded"
+TOO_WEAK = "too weak: the final score is below the threshold"
+OTHER_CHANGES = "a look-alike: what changes in the pictures does not match"
+EXPLAINED = "better explained by {}"
 
 SAME = 0.5  # two alerts are the same copy if they share more than this of both time lines
 REMEMBER_S = 60  # an ended alert suppresses duplicates for this long
 PAUSE_S = 3  # seconds without a match within an alert are listed as a pause from this length on
 BREAK_S = 900  # an alert may continue one that ended up to this long ago: an advert break
 SLACK_S = 2  # the ends of two alerts may overlap by this much
+MIN_SPEED_S = 15  # of a copy; the ends of a shorter one are not exact enough to tell its speed
+MIRRORS = 0.25  # similarity of two places of a reference from which one may stand for the other
+VERSION = 0.7  # similarity of the pictures of two references from which they are versions of one film
+LOOK_ALIKE = 0.5  # of another reference's strength over the same seconds: a weaker segment is only a look-alike
+OVERTAKES = 1.25  # times as much weight as the version that an alert names must another have to be named instead
+AS_HEAVY = 0.9  # of the heaviest version's weight: of such versions, the final alert names the one covered most
+SOON_S, LATER_S = 20, 80  # a segment that does not alert yet is examined every second, every 4 s, then every 16 s
 BREAK_REF_S = 10  # an alert continues another only if it starts this close to where that one stopped in the reference
 
 
@@ -58,6 +75,16 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Version:
+    """Another reference that shows the same pictures, such as a shorter cut of a spot, and where it matches."""
+
+    reference: ReferenceId
+    reference_start: float
+    reference_end: float
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Alert:
     """One event of an alert: the copy as known by then. Times without a zone are channel or reference seconds."""
 
@@ -75,7 +102,7 @@ class Alert:
     detected_at: float  # the newest stream second that had to be seen before the alert could be emitted
     reference_start: float
     reference_end: float
-    speed: float
+    speed: float | None  # reference seconds per channel second; None for a copy that is too short to tell
     score: float
     matched_seconds: int
     coverage_channel: float
@@ -87,6 +114,9 @@ class Alert:
     pauses: tuple[Pause, ...] = ()
     continues: str | None = None  # id of the alert that this one resumes after a break
     reason: str | None = None  # why it ended or was retracted, if the copy did not simply end
+    ambiguous: bool = False  # whether the reference shows the same in several places, listed in `alternatives`
+    alternatives: tuple[tuple[float, float], ...] = ()  # further [reference_start, reference_end] that fit as well
+    versions: tuple[Version, ...] = ()  # other references that show the same pictures
 
     def as_dict(self) -> dict[str, object]:
         """Plain values, in the order of the fields, ready for JSON."""
@@ -98,6 +128,8 @@ class Alert:
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         known["gaps"] = tuple(Gap(**gap) for gap in values["gaps"])
         known["pauses"] = tuple(Pause(**pause) for pause in values.get("pauses", ()))
+        known["alternatives"] = tuple((start, end) for start, end in values.get("alternatives", ()))
+        known["versions"] = tuple(Version(**version) for version in values.get("versions", ()))
         return cls(**known)
 
     def ended(self, reason: str) -> Alert:
@@ -108,7 +140,7 @@ class Alert:
             ended_at = rfc3339(datetime.fromisoformat(self.started_at) + seconds)
         return replace(self, type=ENDED, seq=self.seq + 1, ended_at=ended_at, reason=reason)
 
-    def retracted(self, reason: str | None) -> Alert:
+    def retracted(self, reason: str) -> Alert:
         """The event after this one that withdraws the alert."""
         return replace(self, type=RETRACTED, seq=self.seq + 1, reason=reason)
 
@@ -136,8 +168,19 @@ class _OpenAlert:
     detected_at: Seconds
     seq: int  # of the last event
     emitted_s: Seconds  # stream second of the last event
-    last_view: SegmentView
+    last_view: SegmentView  # refined; its name is that of the segment that the alert follows
     licence: str | None
+    versions: dict[ReferenceId, SegmentView]  # refined, of other references
+    is_explained: bool = False  # retracted for good, since another alert explains it better
+
+
+@dataclass(frozen=True, slots=True)
+class _EndedAlert:
+    """An alert that ended in this stream second, with its final view."""
+
+    second: int
+    alert_id: str
+    view: SegmentView
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +188,7 @@ class BookState:
     """The state of an `AlertBook`, for snapshots."""
 
     open_alerts: dict[str, _OpenAlert]
-    ended: list[tuple[int, SegmentView]]
+    ended: list[_EndedAlert]
     retracted: dict[str, _OpenAlert]
 
 
@@ -160,12 +203,37 @@ def _overlap(a_start: float, a_end: float, b_start: float, b_end: float) -> floa
     return (min(a_end, b_end) - max(a_start, b_start)) / min(a_end - a_start, b_end - b_start)
 
 
+def _is_at_once(one: SegmentView, other: SegmentView) -> bool:
+    """Whether two segments lie in the same seconds of the stream."""
+    return _overlap(one.live_start_s, one.live_end_s, other.live_start_s, other.live_end_s) > SAME
+
+
 def _is_same_copy(one: SegmentView, other: SegmentView) -> bool:
     return (
         one.reference == other.reference
-        and _overlap(one.live_start_s, one.live_end_s, other.live_start_s, other.live_end_s) > SAME
+        and _is_at_once(one, other)
         and _overlap(one.ref_start_s, one.ref_end_s, other.ref_start_s, other.ref_end_s) > SAME
     )
+
+
+def _matches_change(view: SegmentView, least: float) -> bool:
+    """Whether the changes of a refined view match; a still reference has none that could."""
+    return view.change is None or view.change >= least
+
+
+def _is_examined(view: SegmentView, now_s: int) -> bool:
+    """Whether a segment that does not alert yet is refined in this second: less and less often, since it is costly."""
+    age_s = now_s - view.start[0]
+    every_s = 1 if age_s <= SOON_S or not view.is_open else 4 if age_s <= LATER_S else 16
+    return age_s % every_s == 0
+
+
+def _speed(alert: Alert) -> float | None:
+    """Reference seconds per channel second by the spans that the alert states."""
+    seconds = alert.channel_end - alert.channel_start
+    if seconds < MIN_SPEED_S:
+        return None
+    return round((alert.reference_end - alert.reference_start) / seconds, 3)
 
 
 def _pauses(view: SegmentView, gaps: list[Gap]) -> tuple[Pause, ...]:
@@ -190,6 +258,18 @@ class SegmentRefiner(Protocol):
         """The view without the evidence within excluded spans of its reference."""
         ...
 
+    def alternatives(self, view: SegmentView) -> tuple[tuple[float, float], ...]:
+        """Other spans of its reference that explain a refined view as well. Called for emitted views only."""
+        ...
+
+    def likeness(self, one: SegmentView, other: SegmentView) -> float:
+        """How alike the pictures are that two references show in the stream seconds that both views cover."""
+        ...
+
+    def strength(self, view: SegmentView, beside: SegmentView) -> float:
+        """How well a refined view matches in the stream seconds that it shares with another."""
+        ...
+
 
 class AlertBook:
     """The alerts of one channel epoch, whose segments `matcher` finds."""
@@ -211,7 +291,7 @@ class AlertBook:
         self._matcher = matcher
         self._rules = NO_RULES
         self._open: dict[str, _OpenAlert] = {}
-        self._ended: list[tuple[int, SegmentView]] = []  # end second and last view, for BREAK_S
+        self._ended: list[_EndedAlert] = []  # for BREAK_S
         self._retracted: dict[str, _OpenAlert] = {}  # by a review or an exclusion, with segments that are still open
         self._views: dict[str, SegmentView] = {}  # of events since `take_views`, with their paths
         self.n_excluded = 0  # copies that did not alert because they lie in excluded spans
@@ -251,12 +331,11 @@ class AlertBook:
 
     def apply(self, now_s: int, views: list[SegmentView], gaps: list[Gap]) -> list[Alert]:
         """The events of stream second `now_s`. `views` has every open segment and those that closed in it."""
-        self._ended = [(second, view) for second, view in self._ended if now_s - second <= BREAK_S]
+        self._ended = [ended for ended in self._ended if now_s - ended.second <= BREAK_S]
+        self._follow_rivals(views)
         events = []
-        for view in views:
-            event = self._apply_view(view, now_s, gaps)
-            if event is not None:
-                events.append(event)
+        for view in sorted(views, key=self._precedence):
+            events += self._apply_view(view, now_s, gaps)
         for alert_id in [alert_id for alert_id in self._open if self._rules.is_rejected(alert_id)]:
             events.append(self._retract(alert_id, self._open[alert_id].last_view, now_s, gaps, REVIEWED_FALSE))
         return events
@@ -285,67 +364,193 @@ class AlertBook:
 
     # --- what happens to one segment ---------------------------------------------------------------------------------
 
-    def _apply_view(self, whole: SegmentView, now_s: int, gaps: list[Gap]) -> Alert | None:
-        """The event of one segment in this second, if there is one."""
-        alert_id, spans = alert_id_of(self.epoch, whole), self._rules.excluded(whole.reference)
+    def _apply_view(self, whole: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
+        """The events of one segment in this second."""
+        alert_id, spans = self._alert_id(whole), self._rules.excluded(whole.reference)
+        if alert_id is None:
+            return []
         view = self._matcher.without(whole, spans) if spans else whole
         if alert_id in self._retracted and not self._resumes(alert_id, view, now_s):
-            return None
+            return []
         if view.score < self.threshold <= whole.score:
             return self._apply_exclusion(alert_id, view, now_s, gaps)
-        type_ = self._type(view, self._open.get(alert_id), now_s)
-        if type_ is None:
-            return None
+        type_ = self._type(view, alert_id, now_s)
+        if type_ is None or (alert_id not in self._open and not _is_examined(view, now_s)):
+            return []
         refined = self._matcher.refined(view)
         refined = trimmed(refined, spans) if spans else refined
-        if type_ in (STARTED, ENDED) and self._is_duplicate(alert_id, refined, now_s):
-            return self._retract(alert_id, refined, now_s, gaps, None) if alert_id in self._open else None
-        if type_ == ENDED and alert_id in self._open and self._rules.is_rejected(alert_id):
-            return self._retract(alert_id, refined, now_s, gaps, REVIEWED_FALSE)
-        return self._emit(type_, alert_id, refined, now_s, gaps)
+        if alert_id not in self._open:
+            return self._begin(type_, alert_id, refined, now_s, gaps)
+        if type_ in (ENDED, RETRACTED):
+            return [self._finish(alert_id, refined, now_s, gaps)]
+        return [self._emit(type_, alert_id, refined, now_s, gaps)]
 
-    def _type(self, view: SegmentView, alert: _OpenAlert | None, now_s: int) -> str | None:
-        """The type of a segment's next event, if one is due; duplicates and reviews aside."""
-        holds = view.score >= self.threshold and view.echo_of is None
-        if not view.is_open:
-            if alert is None:
-                return ENDED if holds else None  # so short that its first event is its last
-            return ENDED if holds else RETRACTED
+    def _alert_id(self, view: SegmentView) -> str | None:
+        """The id of the alert that follows this segment, or that it would start; None if its alert follows a rival."""
+        alerts = self._open | self._retracted
+        for alert_id, alert in alerts.items():
+            if alert.last_view.name == view.name:
+                return alert_id
+        own_id = alert_id_of(self.epoch, view)
+        return None if own_id in alerts else own_id
+
+    def _type(self, view: SegmentView, alert_id: str, now_s: int) -> str | None:
+        """The type of a segment's next event, if one is due; rivals and reviews aside."""
+        alert = self._open.get(alert_id)
         if alert is None:
-            return STARTED if holds else None
+            if view.score < self.threshold or view.echo_of is not None:
+                return None
+            return STARTED if view.is_open else ENDED  # so short that its first event is its last
+        if not view.is_open:
+            return ENDED
         is_due = now_s - alert.emitted_s >= self.update_every_s
         return UPDATED if is_due and view.live_end_s > alert.last_view.live_end_s else None
 
-    def _apply_exclusion(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> Alert | None:
+    def _begin(self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
+        """The first event of a segment, unless it only looks alike or another alert stands for it."""
+        least = MIN_START if view.is_open else min_change(view.live_end_s - view.live_start_s)
+        if not _matches_change(view, least) or self._is_claimed(view, now_s):
+            return []
+        events = []
+        for other_id, alert in list(self._open.items()):
+            other = alert.last_view
+            if other.reference == view.reference or not _is_at_once(other, view):
+                continue
+            if self._matcher.likeness(other, view) >= VERSION:
+                return self._add_version(other_id, view, now_s, gaps)
+            strength, others = self._matcher.strength(view, other), self._matcher.strength(other, view)
+            if strength < LOOK_ALIKE * others:
+                return []
+            if others < LOOK_ALIKE * strength:
+                events.append(self._retract(other_id, other, now_s, gaps, EXPLAINED.format(alert_id)))
+                self._retracted[other_id] = replace(self._retracted[other_id], is_explained=True)
+        return [*events, self._emit(type_, alert_id, view, now_s, gaps)]
+
+    def _finish(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> Alert:
+        """The last event of an open alert whose segment closed: it ends, or is retracted with a reason."""
+        reason = None
+        explained_by = self._explained_by(alert_id, view, now_s)
+        if explained_by is not None:
+            reason = EXPLAINED.format(explained_by)
+        elif self._rules.is_rejected(alert_id):
+            reason = REVIEWED_FALSE
+        elif view.score < self.threshold:
+            reason = TOO_WEAK
+        elif not _matches_change(view, min_change(view.live_end_s - view.live_start_s)):
+            reason = OTHER_CHANGES
+        if reason is not None:
+            return self._retract(alert_id, view, now_s, gaps, reason)
+        return self._emit(ENDED, alert_id, self._best_version(alert_id, view), now_s, gaps)
+
+    def _apply_exclusion(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
         """Handles a segment that reaches the threshold only by its excluded seconds."""
         if alert_id in self._open:
-            return self._retract(alert_id, view, now_s, gaps, EXCLUDED)
+            return [self._retract(alert_id, view, now_s, gaps, EXCLUDED)]
         self.n_excluded += not view.is_open
-        return None
+        return []
 
     def _resumes(self, alert_id: str, view: SegmentView, now_s: int) -> bool:
         """Reopens a retracted alert if what retracted it no longer holds; forgets it once its segment closes."""
         if not view.is_open:
             del self._retracted[alert_id]
             return False
-        if self._rules.is_rejected(alert_id) or view.score < self.threshold or view.echo_of is not None:
+        alert = self._retracted[alert_id]
+        if alert.is_explained or self._rules.is_rejected(alert_id):
+            return False
+        if view.score < self.threshold or view.echo_of is not None:
             return False
         self._open[alert_id] = replace(self._retracted.pop(alert_id), emitted_s=now_s - self.update_every_s)
         return True
 
-    def _is_duplicate(self, alert_id: str, view: SegmentView, now_s: int) -> bool:
-        """Whether a stronger alert that is open or ended within REMEMBER_S claims the same copy."""
-        alerts = self._open | self._retracted  # a retracted copy does not return under another id
-        others = [alert.last_view for other, alert in alerts.items() if other != alert_id]
-        others += [ended for second, ended in self._ended if now_s - second <= REMEMBER_S]
-        return any(other.total_weight >= view.total_weight and _is_same_copy(other, view) for other in others)
+    # --- rivals and versions -----------------------------------------------------------------------------------------
+
+    def _precedence(self, view: SegmentView) -> tuple[object, ...]:
+        """Sorts views so that of versions that match alike the longest comes first; open alerts before all."""
+        heavy = -round(math.log(max(view.total_weight, 1e-6), OVERTAKES))
+        length = self._reference(view.reference).n_seconds
+        return view.name not in self.open_segments, heavy, -length, view.start, view.reference
+
+    def _follow_rivals(self, views: list[SegmentView]) -> None:
+        """Lets each alert whose segment closes follow the heaviest rival that is still open and goes on."""
+        names = self.open_segments
+        for alert_id, alert in list(self._open.items()):
+            closing = next((v for v in views if v.name == alert.last_view.name and not v.is_open), None)
+            if closing is None:
+                continue
+            rivals = [
+                view
+                for view in views
+                if view.is_open and view.reference == closing.reference and view.name not in names
+                if view.score >= self.threshold and view.live_end_s > closing.live_end_s
+                if _is_at_once(view, closing)
+            ]
+            if rivals:
+                heaviest = max(rivals, key=lambda view: (view.total_weight, view.start))
+                followed = replace(alert.last_view, start=heaviest.start)
+                self._open[alert_id] = replace(alert, last_view=followed)
+
+    def _is_claimed(self, view: SegmentView, now_s: int) -> bool:
+        """Whether an alert of the same reference, open or ended within REMEMBER_S, stands for these seconds.
+
+        It does not where two places of the reference are on air beside each other: they look different, and both match.
+        """
+        others = [alert.last_view for alert in (self._open | self._retracted).values()]
+        others += [ended.view for ended in self._ended if now_s - ended.second <= REMEMBER_S]
+        rivals = [other for other in others if other.reference == view.reference and _is_at_once(other, view)]
+        return any(
+            _is_same_copy(other, view)
+            or self._matcher.likeness(other, view) >= MIRRORS
+            or self._matcher.strength(view, other) < LOOK_ALIKE * self._matcher.strength(other, view)
+            for other in rivals
+        )
+
+    def _explained_by(self, alert_id: str, view: SegmentView, now_s: int) -> str | None:
+        """The id of another alert that explains this one better: its segment is an echo, or claims the same copy."""
+        alerts = [(other, alert.last_view) for other, alert in self._open.items() if other != alert_id]
+        alerts += [(one.alert_id, one.view) for one in self._ended if now_s - one.second <= REMEMBER_S]
+        for other_id, other in alerts:
+            if other.reference == view.reference and other.start == view.echo_of:
+                return other_id
+            if other.total_weight >= view.total_weight and _is_same_copy(other, view):
+                return other_id
+        return None
+
+    def _add_version(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
+        """Lists a version beside the one that the alert names, or names it instead if it matches far more."""
+        alert, claim = self._open[alert_id], replace(view, paths=())
+        if view.is_open and view.total_weight > OVERTAKES * alert.last_view.total_weight:
+            versions = {**alert.versions, alert.last_view.reference: alert.last_view}
+            versions.pop(view.reference, None)
+            self._open[alert_id] = replace(
+                alert, reference=self._reference(view.reference), versions=versions, last_view=claim
+            )
+            return [self._emit(UPDATED, alert_id, view, now_s, gaps)]
+        self._open[alert_id] = replace(alert, versions={**alert.versions, view.reference: claim})
+        return []
+
+    def _best_version(self, alert_id: str, view: SegmentView) -> SegmentView:
+        """Of the versions that match about as much as any, the one of whose reference most was aired."""
+        alert = self._open[alert_id]
+        claims = [view, *alert.versions.values()]
+        heavy = AS_HEAVY * max(claim.total_weight for claim in claims)
+
+        def coverage(claim: SegmentView) -> float:
+            return (claim.ref_end_s - claim.ref_start_s) / self._reference(claim.reference).n_seconds
+
+        best = max((claim for claim in claims if claim.total_weight >= heavy), key=coverage)
+        if best is not view:
+            versions = {**alert.versions, view.reference: replace(view, paths=())}
+            del versions[best.reference]
+            self._open[alert_id] = replace(alert, reference=self._reference(best.reference), versions=versions)
+        return best
 
     def _continued(self, view: SegmentView) -> str | None:
         """The id of the newest ended alert that this segment continues, for example after an advert break."""
-        for _, ended in reversed(self._ended):
-            is_next = abs(view.ref_start_s - ended.ref_end_s) <= BREAK_REF_S
-            if ended.reference == view.reference and is_next and ended.live_end_s <= view.live_start_s + SLACK_S:
-                return alert_id_of(self.epoch, ended)
+        for ended in reversed(self._ended):
+            old = ended.view
+            is_next = abs(view.ref_start_s - old.ref_end_s) <= BREAK_REF_S
+            if old.reference == view.reference and is_next and old.live_end_s <= view.live_start_s + SLACK_S:
+                return ended.alert_id
         return None
 
     def _licence(self, alert_id: str, reference: Reference, view: SegmentView) -> str | None:
@@ -358,7 +563,7 @@ class AlertBook:
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def _retract(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap], reason: str | None) -> Alert:
+    def _retract(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap], reason: str) -> Alert:
         """Retracts an open alert; while its segment is open it stays silent and can resume."""
         alert = self._open[alert_id]
         event = self._emit(RETRACTED, alert_id, view, now_s, gaps, reason)
@@ -374,6 +579,7 @@ class AlertBook:
         alert = replace(alert, licence=self._licence(alert_id, alert.reference, view))
         current = self._current(alert_id, alert, view, gaps)
         if type_ == RETRACTED:
+            assert reason is not None, "a retraction says why"
             event = current.retracted(reason)
         else:
             ended_at = self.epoch.wall_time(view.live_end_s) if type_ == ENDED else None
@@ -386,16 +592,18 @@ class AlertBook:
         else:
             self._open.pop(alert_id, None)
         if type_ == ENDED:
-            self._ended.append((now_s, claim))
+            self._ended.append(_EndedAlert(now_s, alert_id, claim))
         return event
 
     def _new_alert(self, view: SegmentView, now_s: int) -> _OpenAlert:
-        return _OpenAlert(self._reference(view.reference), self._continued(view), now_s, 0, now_s, view, None)
+        reference = self._reference(view.reference)
+        return _OpenAlert(reference, self._continued(view), now_s, 0, now_s, view, None, {})
 
     def _current(self, alert_id: str, alert: _OpenAlert, view: SegmentView, gaps: list[Gap]) -> Alert:
         """The alert as of this view, with the type and number of an event still to be chosen."""
         reference, seconds = alert.reference, view.live_end_s - view.live_start_s
-        return Alert(
+        others = self._matcher.alternatives(view) if view.paths else ()
+        current = Alert(
             id=alert_id,
             type=UPDATED,
             seq=alert.seq,
@@ -410,7 +618,7 @@ class AlertBook:
             detected_at=float(alert.detected_at),
             reference_start=round(view.ref_start_s, 1),
             reference_end=round(view.ref_end_s, 1),
-            speed=round(view.speed, 3),
+            speed=None,
             score=round(view.score, 4),
             matched_seconds=view.n_live,
             coverage_channel=round(min(1.0, view.n_live / seconds), 3),
@@ -421,4 +629,11 @@ class AlertBook:
             evidence=None,
             pauses=_pauses(view, gaps),
             continues=alert.continues,
+            ambiguous=bool(others),
+            alternatives=others,
+            versions=tuple(
+                Version(claim.reference, round(claim.ref_start_s, 1), round(claim.ref_end_s, 1), round(claim.score, 4))
+                for claim in sorted(alert.versions.values(), key=lambda claim: (-claim.total_weight, claim.reference))
+            ),
         )
+        return replace(current, speed=_speed(current))

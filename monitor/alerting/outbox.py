@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeAlias
 
 import apsw
 
@@ -31,6 +31,8 @@ from monitor.errors import ConfigError, OutboxFailed
 from monitor.ops.data_dir_lock import lock_for_upgrade, take_lock
 from monitor.ops.timestamps import rfc3339
 from reference_db.store.sqlite import connect, errors_as, transaction
+
+AlertStatus: TypeAlias = Literal["open", "ended", "retracted", "valid"]  # valid: not retracted
 
 logger = logging.getLogger(__name__)
 
@@ -204,7 +206,8 @@ class Outbox:
         )
         n = db.last_insert_rowid()
         db.execute(
-            "INSERT INTO alert VALUES (?1, ?2, ?2, ?3, ?4, ?5) ON CONFLICT DO UPDATE SET last_n = ?2, type = ?3",
+            "INSERT INTO alert VALUES (?1, ?2, ?2, ?3, ?4, ?5) ON CONFLICT DO UPDATE SET last_n = ?2, type = ?3, "
+            "reference = ?5",  # an alert may name another version of its film later
             (alert.id, n, alert.type, alert.channel, alert.reference),
         )
         rows = [(sink, n, now if sink in delivered else None) for sink in self._sinks]
@@ -300,7 +303,7 @@ class History:
         reference: str | None = None,
         type: str | None = None,
         owner: str | None = None,
-        status: Literal["open", "ended", "retracted"] | None = None,
+        status: AlertStatus | None = None,
         licensed: bool | None = None,
         min_score: float | None = None,
         since: str | None = None,
@@ -318,7 +321,8 @@ class History:
             "WHERE (?1 IS NULL OR first_n < ?1) AND (?2 IS NULL OR alert.channel = ?2) "
             "AND (?3 IS NULL OR alert.reference = ?3) AND (?4 IS NULL OR alert.type = ?4) "
             "AND (?6 IS NULL OR event.body ->> 'owner' = ?6) "
-            "AND (?7 IS NULL OR ?7 = iif(alert.type IN (?12, ?13), substr(alert.type, 7), 'open')) "
+            "AND (?7 IS NULL OR ?7 = iif(alert.type IN (?12, ?13), substr(alert.type, 7), 'open') "
+            "OR (?7 = 'valid' AND alert.type <> ?13)) "
             "AND (?8 IS NULL OR ?8 = (event.body ->> 'licence' IS NOT NULL)) "
             "AND (?9 IS NULL OR event.body ->> 'score' >= ?9) "
             "AND (?10 IS NULL OR unixepoch(coalesce(event.body ->> 'started_at', first.emitted_at), 'subsec') "

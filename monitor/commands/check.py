@@ -94,7 +94,7 @@ def _print_segments(found: list[dict[str, Any]]) -> None:
             f"{clock(segment['channel_start'])}-{clock(segment['channel_end'])}",
             segment["reference"],
             f"{clock(segment['reference_start'])}-{clock(segment['reference_end'])}",
-            f"{segment['speed']:.2f}x",
+            "-" if segment["speed"] is None else f"{segment['speed']:.2f}x",
             f"{segment['score']:.2f}",
             segment["licence"] or "-",
         )

@@ -195,7 +195,8 @@ class DemoRun:
         elif alert.type in (ENDED, RETRACTED):
             self._open.discard(alert.id)
             span = f"on air {clock(alert.channel_start)}-{clock(alert.channel_end)}"
-            part = f"its {clock(alert.reference_start)}-{clock(alert.reference_end)} at {alert.speed:.2f}x"
+            speed = "" if alert.speed is None else f" at {alert.speed:.2f}x"
+            part = f"its {clock(alert.reference_start)}-{clock(alert.reference_end)}{speed}"
             state = "ended" if alert.type == ENDED else "false"
             self._write(f"      {state}  {alert.reference:17} {span} is {part}   score {alert.score:.2f}")
             if alert.type == ENDED:

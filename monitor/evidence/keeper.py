@@ -357,7 +357,8 @@ def create_keeper(
 def _claimed_path(alert: Alert, points: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Cells of the path as the alert claims it: its refined ends, and the points found between them."""
     start_s, end_s = int(alert.channel_start), max(int(alert.channel_start) + 1, int(alert.channel_end))
-    first, last = round(alert.reference_start), round(alert.reference_end - alert.speed)
+    speed = (alert.reference_end - alert.reference_start) / (alert.channel_end - alert.channel_start)
+    first, last = round(alert.reference_start), round(alert.reference_end - speed)
     between = [point for point in points if start_s + END_S <= point[0] < end_s - END_S]
     return [(start_s, first), *between, *([(end_s - 1, max(first, last))] if end_s - 1 > start_s else [])]
 

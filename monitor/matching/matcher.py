@@ -7,6 +7,7 @@ open paths keep it open. Their number and width are bounded for any stream.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -14,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.ingest.feature_windows import FeatureWindow, LiveSecond, WindowState
+from monitor.matching.ambiguity import alternatives
 from monitor.matching.candidates import Candidate, Voter, VoterState
+from monitor.matching.changes import change_correlation
 from monitor.matching.excluding import Spans, without
 from monitor.matching.paths import AlignmentPath, PathTracker, TrackerState
 from monitor.matching.refining import refine
@@ -219,6 +222,52 @@ class Matcher:
             return view
         reference = self._in_use[view.reference]
         return refine(view, self.window, reference.rows, reference.informative)
+
+    def alternatives(self, view: SegmentView) -> tuple[tuple[float, float], ...]:
+        """Other spans of the reference that explain a refined view as well; for emitted views only."""
+        if not self.matching.refines:
+            return ()
+        reference = self._in_use[view.reference]
+        return alternatives(view, self._counting_rows(view), reference.rows, reference.informative)
+
+    def likeness(self, one: SegmentView, other: SegmentView) -> float:
+        """Mean similarity of what two refined views of references show in the stream seconds that they share."""
+        seconds = self._shared_seconds(one, other)
+        if not len(seconds) or not {one.reference, other.reference} <= self._in_use.keys():
+            return 0.0
+        sides = [self._in_use[view.reference].rows[self._line(view, seconds)] for view in (one, other)]
+        return float(np.einsum("ij,ij->i", *sides).mean())
+
+    def strength(self, view: SegmentView, beside: SegmentView) -> float:
+        """Similarity times correlation of changes in the stream seconds that a refined view shares with another."""
+        rows, seconds = self._counting_rows(view), self._shared_seconds(view, beside)
+        seen = np.array([second for second in seconds.tolist() if second in rows], np.int64)
+        if not len(seen) or view.reference not in self._in_use:
+            return 0.0
+        lives, refs = (
+            np.stack([rows[s] for s in seen.tolist()]),
+            self._in_use[view.reference].rows[self._line(view, seen)],
+        )
+        change = change_correlation(lives, refs)
+        return float(np.einsum("ij,ij->i", lives, refs).mean()) * (1.0 if change is None else max(change, 0.0))
+
+    def _counting_rows(self, view: SegmentView) -> dict[int, NDArray[np.float32]]:
+        """The rows of the stream seconds of a view that are in memory and carry information."""
+        return {
+            live.second: live.row
+            for live in self.window
+            if live.counts and live.row is not None and view.live_start_s <= live.second < view.live_end_s
+        }
+
+    def _shared_seconds(self, one: SegmentView, other: SegmentView) -> NDArray[np.int64]:
+        start, end = max(one.live_start_s, other.live_start_s), min(one.live_end_s, other.live_end_s)
+        return np.arange(math.ceil(start), math.ceil(end))
+
+    def _line(self, view: SegmentView, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The reference seconds on the straight line between the ends of a refined view."""
+        speed = (view.ref_end_s - view.ref_start_s) / (view.live_end_s - view.live_start_s)
+        columns = np.floor(view.ref_start_s + speed * (seconds - view.live_start_s) + 0.5).astype(np.int64)
+        return np.asarray(np.clip(columns, 0, len(self._in_use[view.reference].rows) - 1))
 
     def features(self, reference: ReferenceId) -> tuple[ReferenceRows, NDArray[np.bool_]] | tuple[None, None]:
         """Rows of a reference in use, and which of its seconds carry information."""

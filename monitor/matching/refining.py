@@ -5,7 +5,8 @@ alike and the path wanders by some seconds, though over the whole copy only one 
 So the first and the last seconds of a segment are each compared with their reference along every line near the path;
 the best line gives the reference's side, and the similarity along it shows where the copy starts and ends on air:
 half-way between the last picture outside it and the first inside. A key picture that is held for some seconds counts
-at the time when it was really on air.
+at the time when it was really on air. What changes from second to second counts twice, since what stands still fits at
+any offset. The refined segment also says how well its changes match.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.ingest.feature_windows import LiveSecond
+from monitor.matching.changes import change_correlation
 from monitor.matching.stitching import SegmentView
 from reference_db.search.feature_rows import ReferenceRows
 
@@ -37,6 +39,7 @@ OTHER_SPEED = 0.01  # of similarity, that another speed than normal must win by
 HALF = 0.002  # of similarity, half of which an offset between two seconds must win by
 PATH_WINS = 0.12  # of similarity, by which the path must beat the line to be used instead: a cut or a freeze is no line
 EARLY_S = 0.1  # a key picture that comes sooner than usual marks a change of picture: the border is there
+ASIDES_S = (-1.0, -0.5, 0.0, 0.5, 1.0)  # a line may be this far off where changes are compared
 BORDER = 0.5  # of the similarity within a copy: seconds below it lie outside
 
 
@@ -47,7 +50,8 @@ class _Line:
     live_s: int
     ref_s: float
     speed: float
-    similarity: float  # the mean along it, less what another speed than normal must win by
+    similarity: float  # the mean along it
+    fit: float  # similarity plus the part of it that changes, less what another speed than normal must win by
 
     def at(self, live_s: float) -> float:
         return self.ref_s + self.speed * (live_s - self.live_s)
@@ -67,7 +71,8 @@ def refine(
         if span != fitted:  # the same seconds have the same lines
             refined, fitted = _refine_ends(refined, sides), span
     is_span = refined.live_end_s > refined.live_start_s and refined.ref_end_s > refined.ref_start_s
-    return refined if is_span else view
+    refined = refined if is_span else view
+    return replace(refined, change=sides.change(refined)) if counting else refined
 
 
 def _key_every_s(lives: list[LiveSecond]) -> float:
@@ -114,7 +119,7 @@ class _Sides:
         line, beats_path = self._best(seen, seconds, path, ASIDE_S)
         if not self._is_same_place(line, seen, path):
             beside, beside_beats_path = self._best(seen, seconds, path, BESIDE_S)
-            if beside.similarity > ECHO * line.similarity:
+            if beside.fit > ECHO * line.fit:
                 line, beats_path = beside, beside_beats_path
         return line if beats_path else None
 
@@ -144,14 +149,38 @@ class _Sides:
         speeds = SPEEDS if len(np.unique(times)) >= ONLY_NORMAL else SPEEDS[:1]
         ahead = np.array(speeds)[:, None, None] * (times - seconds.start)  # [speed, offset, live], as below
         columns = np.floor(offsets[:, None] + ahead + 0.5).astype(np.int64) - first
-        means = _along(cells, columns).mean(axis=-1) - HALF * (offsets % 1)  # a tie goes to the whole second
+        means = _along(cells, columns).mean(axis=-1)
+        still = _along(np.broadcast_to(cells.mean(axis=0), cells.shape), columns).mean(axis=-1)
+        fits = 2 * means - still - HALF * (offsets % 1)  # a tie goes to the whole second
         lines = []
         for n, speed in enumerate(speeds):
-            top, handicap = int(means[n].argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
+            top, handicap = int(fits[n].argmax()), 0.0 if speed == 1.0 else OTHER_SPEED
             ref_s = float((first + columns[n, top] - ahead[n, 0]).mean())  # amid the offsets of equal columns
-            lines.append(_Line(seconds.start, ref_s, speed, float(means[n, top]) - handicap))
-        best = max(lines, key=lambda line: line.similarity)
+            lines.append(_Line(seconds.start, ref_s, speed, float(means[n, top]), float(fits[n, top]) - handicap))
+        best = max(lines, key=lambda line: line.fit)
         return best, bool(_along(cells, path - first).mean() <= best.similarity + PATH_WINS)
+
+    def change(self, view: SegmentView) -> float | None:
+        """How well the changes of the stream match along the segment: the mean over its stretches of FIT_S."""
+        start, end = math.ceil(view.live_start_s), math.ceil(view.live_end_s)
+        n_parts = max(1, round((end - start) / FIT_S))
+        borders = np.linspace(start, end, n_parts + 1).round().astype(int).tolist()
+        found = [self._change(view, range(first, last)) for first, last in pairwise(borders)]
+        known = [one for one in found if one is not None]
+        return sum(known) / len(known) if known else None
+
+    def _change(self, view: SegmentView, seconds: range) -> float | None:
+        """The best correlation of changes along the segment's line through these seconds, within a second aside."""
+        seen = np.array([second for second in seconds if second in self.lives], np.int64)
+        if not len(seen):
+            return None
+        line = self.fit(view, seconds)
+        times = self._picture_times(seen)
+        at = view.columns(seen).astype(np.float64) if line is None else line.at(0.0) + line.speed * times
+        lives = np.stack([self.lives[second] for second in seen.tolist()])
+        columns = [np.clip(np.floor(at + aside + 0.5).astype(np.int64), 0, len(self.rows) - 1) for aside in ASIDES_S]
+        found = [change_correlation(lives, self.rows[column]) for column in columns]
+        return max((one for one in found if one is not None), default=None)
 
     def edge(self, line: _Line, from_s: int, direction: int) -> float:
         """Where the copy ends, going along the line from within it, past `from_s`."""

@@ -80,10 +80,10 @@ class SegmentView:
     n_live: int  # stream seconds that were matched
     evidence_s: float
     total_weight: float
-    speed: float
     paths: tuple[AlignmentPath, ...]
     is_open: bool
     echo_of: tuple[int, int] | None = None
+    change: float | None = None  # how well its changes match, once refined; None if the reference stands still there
 
     @property
     def points(self) -> list[tuple[int, int]]:
@@ -316,7 +316,6 @@ class Stitcher:
         n_members = sum(path.n_members for path in chosen)
         total = sum(path.sum_weight for path in chosen)
         evidence_s = self.scoring.evidence_s(chosen)
-        longest = max(chosen, key=lambda path: path.n_members)
         return SegmentView(
             segment.reference,
             segment.start,
@@ -328,7 +327,6 @@ class Stitcher:
             sum(path.n_live for path in chosen),
             evidence_s,
             total,
-            longest.speed,
             tuple(chosen),
             not segment.closed,
         )

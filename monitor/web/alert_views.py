@@ -28,6 +28,15 @@ class PauseOut(BaseModel):
     seconds: float
 
 
+class VersionOut(BaseModel):
+    """Another reference that shows the same pictures, and where it matches."""
+
+    reference: str
+    reference_start: float
+    reference_end: float
+    score: float
+
+
 class ReviewOut(BaseModel):
     """A person's decision on an alert."""
 
@@ -54,7 +63,7 @@ class AlertOut(BaseModel):
     detected_at: float
     reference_start: float
     reference_end: float
-    speed: float
+    speed: float | None
     score: float
     matched_seconds: int
     coverage_channel: float
@@ -66,6 +75,9 @@ class AlertOut(BaseModel):
     pauses: list[PauseOut]
     continues: str | None
     reason: str | None
+    ambiguous: bool
+    alternatives: list[tuple[float, float]]
+    versions: list[VersionOut]
     status: Literal["open", "ended", "retracted"]
     emitted_at: str
     review: ReviewOut | None

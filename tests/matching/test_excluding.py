@@ -19,9 +19,7 @@ def view_of(n: int = 20) -> SegmentView:
     points = tuple((100 + i, 50 + i) for i in range(n))
     path = AlignmentPath(points[0], points[0], points[-1], n, n, 0.8 * n, float(n), (0.0, 0.0, 0.0, 0.0), points)
     score = 0.8 * soft_weight(n, SCORING.gamma)
-    return SegmentView(
-        ReferenceId("film"), (100, 50), 100, 100 + n, 50, 50 + n, score, n, n, 0.8 * n, 1.0, (path,), True
-    )
+    return SegmentView(ReferenceId("film"), (100, 50), 100, 100 + n, 50, 50 + n, score, n, n, 0.8 * n, (path,), True)
 
 
 def test_spans_elsewhere_change_nothing() -> None:

@@ -53,7 +53,6 @@ def wandering(points: list[tuple[int, int]]) -> SegmentView:
         len(points),
         5,
         1,
-        1,
         (path,),
         True,
     )

@@ -1,7 +1,7 @@
 // One alert: broadcast beside reference, both time lines, the similarity matrix, and the review.
 
 import { can, get, part, request, send } from "./api.js";
-import { chipsOf, DECISIONS, frame, review, pollEvidence, scoreMeter, whenOf } from "./alerts.js";
+import { chipsOf, DECISIONS, frame, isOtherSpeed, review, pollEvidence, scoreMeter, whenOf } from "./alerts.js";
 import { button, askToConfirm, el, field, formDialog, icon, put, toast } from "./dom.js";
 import { licenceFields, licenceOf } from "./licences.js";
 import { ALERTS, on } from "./events.js";
@@ -65,7 +65,7 @@ export async function show(root, { id, signal }) {
             `, ${length(alert.channel_end - alert.channel_start)} from `,
             clock(alert.reference_start),
             " of the reference",
-            Math.abs(alert.speed - 1) > 0.05 ? `, at ${alert.speed.toFixed(2)} times its speed` : "",
+            isOtherSpeed(alert) ? `, at ${alert.speed.toFixed(2)} times its speed` : "",
             ".",
           ),
         ),
@@ -235,7 +235,11 @@ function drawNumbers(panel, alert) {
       "Share of the whole reference between its start and end here.",
     ],
     ["Matched", length(alert.matched_seconds), "Seconds of the broadcast on the alignment."],
-    ["Speed", `${alert.speed.toFixed(2)}×`, "Seconds of the reference per second of the broadcast."],
+    [
+      "Speed",
+      alert.speed === null ? "not known" : `${alert.speed.toFixed(2)}×`,
+      "Seconds of the reference per second of the broadcast; not known for copies shorter than 15 s.",
+    ],
     [
       "Detected after",
       length(alert.detected_at - alert.channel_start),
@@ -249,6 +253,19 @@ function drawNumbers(panel, alert) {
       "Seconds within the copy or just before it that were not received.",
     ],
   ];
+  if (alert.ambiguous)
+    rows.push([
+      "May also be",
+      alert.alternatives.map(([start, end]) => `${clock(start)}–${clock(end)}`).join(", "),
+      "The reference shows the same in these places, and the broadcast does not tell which one is on air.",
+    ]);
+  if (alert.versions?.length)
+    rows.push([
+      "Other versions",
+      alert.versions.map((one) => `${one.reference} ${clock(one.reference_start)}–${clock(one.reference_end)}`).join(", "),
+      "Other references that show the same pictures.",
+    ]);
+  if (alert.reason) rows.push(["Reason", alert.reason, "Why the alert ended or was retracted."]);
   if (alert.pauses?.length)
     rows.push([
       "Pauses",

@@ -199,7 +199,7 @@ class Card {
       " · ",
       whenOf(alert),
       ` · ${length(alert.channel_end - alert.channel_start)} from ${clock(alert.reference_start)} of the reference`,
-      Math.abs(alert.speed - 1) > 0.05 ? ` at ${alert.speed.toFixed(2)}×` : "",
+      isOtherSpeed(alert) ? ` at ${alert.speed.toFixed(2)}×` : "",
       alert.owner && el("span.muted", ` · ${alert.owner}`),
     );
     put(this.score, scoreMeter(alert.score));
@@ -278,6 +278,11 @@ export function whenOf(alert, options) {
   return alert.started_at ? moment(alert.started_at, options) : `second ${clock(alert.channel_start)} of the recording`;
 }
 
+/** Whether the speed is known and differs from normal by more than its usual error. */
+export function isOtherSpeed(alert) {
+  return alert.speed !== null && Math.abs(alert.speed - 1) > 0.05;
+}
+
 export function chipsOf(alert) {
   const [label, tone] = STATUS[alert.status] ?? [alert.status, "idle"];
   const decision = DECISIONS.find(([name]) => name === alert.review?.decision);
@@ -286,6 +291,12 @@ export function chipsOf(alert) {
     alert.licence && el("span.chip", { data: { tone: "licensed" } }, icon("licensed"), "Licensed"),
     decision &&
       el("span.chip", { data: { tone: decision[0] }, title: `by ${alert.review.by}` }, icon(decision[0]), decision[2]),
+    alert.ambiguous &&
+      el(
+        "span.chip",
+        { data: { tone: "warn" }, title: "The reference shows the same in several places; the alert lists them." },
+        "Place uncertain",
+      ),
     alert.gaps.length > 0 &&
       el(
         "span.chip",

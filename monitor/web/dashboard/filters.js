@@ -11,7 +11,7 @@ const MATCHERS = {
   channel: (alert, channel) => alert.channel === channel,
   reference: (alert, reference) => alert.reference === reference,
   owner: (alert, owner) => alert.owner === owner,
-  status: (alert, status) => alert.status === status,
+  status: (alert, status) => (status === "valid" ? alert.status !== "retracted" : alert.status === status),
   review: (alert, decision) => (alert.review?.decision ?? "none") === decision,
   licensed: (alert, licensed) => String(Boolean(alert.licence)) === licensed,
   min_score: (alert, score) => alert.score >= Number(score),
@@ -30,8 +30,9 @@ export class Filters {
   }
 
   api() {
-    const { day, ...rest } = this.values;
+    const { day, status, ...rest } = this.values;
     if (day) [rest.since, rest.until] = dayBounds(day);
+    if (status !== "all") rest.status = status ?? "valid"; // retracted alerts are shown on request
     return rest;
   }
 
@@ -67,11 +68,13 @@ export class Filters {
         "Status",
         select(
           "status",
-          orAll([
+          [
+            ["", "all but retracted"],
             ["open", "on air now"],
             ["ended", "ended"],
             ["retracted", "retracted"],
-          ]),
+            ["all", "all"],
+          ],
           values.status,
         ),
       ),
@@ -147,6 +150,7 @@ export async function saveCsv(filters) {
     "reference_start",
     "reference_end",
     "speed",
+    "ambiguous",
     "score",
     "matched_seconds",
     "coverage_channel",

@@ -13,7 +13,7 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from monitor.alerting.alerts import RETRACTED
-from monitor.alerting.outbox import Event
+from monitor.alerting.outbox import AlertStatus, Event
 from monitor.ops.change_signal import watch
 from monitor.web.alert_views import AlertOut, ReviewOut, alert_views
 from monitor.web.context import AppContext, Context, CurrentCaller, CurrentTrail
@@ -72,7 +72,7 @@ def list_alerts(
     channel: Annotated[str | None, Query(max_length=64)] = None,
     reference: Annotated[str | None, Query(max_length=128)] = None,
     owner: Annotated[str | None, Query(max_length=1000)] = None,
-    status: Literal["open", "ended", "retracted"] | None = None,
+    status: Annotated[AlertStatus | None, Query(description="`valid`: open or ended, not retracted.")] = None,
     review: Literal["none", "confirmed", "false", "licensed"] | None = None,
     licensed: bool | None = None,
     min_score: Annotated[float | None, Query(ge=0, le=1)] = None,
