@@ -15,7 +15,19 @@ from typing import NoReturn
 import typer
 
 from monitor import __version__
-from monitor.commands import alerts, audit, channels, config, doctor, kafka_roles, licences, refs, tokens, webhooks
+from monitor.commands import (
+    alerts,
+    audit,
+    channels,
+    config,
+    doctor,
+    kafka_roles,
+    licences,
+    purge,
+    refs,
+    tokens,
+    webhooks,
+)
 from monitor.commands.check import check
 from monitor.commands.demo import demo
 from monitor.commands.serve import serve
@@ -85,7 +97,7 @@ def version(as_json: JsonOption = False) -> None:
 
 for command in (kafka_roles.ingest, kafka_roles.match, check, serve, demo, config.init, doctor.doctor, version):
     app.command()(command)
-for noun in (refs, channels, alerts, licences, tokens, webhooks, audit, config):
+for noun in (refs, channels, alerts, licences, tokens, webhooks, audit, purge, config):
     app.add_typer(noun.app, name=noun.__name__.rpartition(".")[2])
 
 

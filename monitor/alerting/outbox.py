@@ -17,7 +17,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -342,6 +342,11 @@ class History:
         )
         return [event.alert for event in found]
 
+    def existing(self, alert_ids: Sequence[str]) -> set[str]:
+        """Those of the alerts that are stored."""
+        rows = self._rows("SELECT id FROM alert WHERE id IN (SELECT value FROM json_each(?))", (json.dumps(alert_ids),))
+        return {str(id) for (id,) in rows}
+
     def alert(self, alert_id: str) -> list[Event]:
         """All events of one alert, oldest first; empty if there is no such alert."""
         return self._select("SELECT n, emitted_at, body, sha256 FROM event WHERE alert_id = ? ORDER BY n", (alert_id,))
@@ -370,6 +375,21 @@ class History:
             if is_needed:
                 with closing(connect(self._path, "write")) as db, transaction(db):
                     db.execute(UPGRADE)
+
+
+def erase_alert(data_dir: Path, alert_id: str) -> None:
+    """Deletes all events of an alert that is over, delivered or not, and overwrites their bytes; from any process."""
+    path = data_dir / FILE
+    if not History(data_dir).alert(alert_id):  # upgrades an older file
+        return
+    with errors_as(OutboxFailed, f"{path} cannot be written"), closing(connect(path, "write")) as db:
+        db.pragma("secure_delete", True)
+        with transaction(db, immediate=True):
+            db.execute("DELETE FROM delivery WHERE n IN (SELECT n FROM event WHERE alert_id = ?)", (alert_id,))
+            db.execute("DELETE FROM event WHERE alert_id = ?", (alert_id,))
+            db.execute("DELETE FROM alert WHERE id = ?", (alert_id,))
+        with suppress(apsw.BusyError):
+            db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
 def _damage(path: Path) -> str | None:

@@ -58,6 +58,7 @@ DELIVERY = (
     "SELECT delivery.n, endpoint, message, event, alert, body, state, tries, last_status, last_error, next_at, "
     "delivery.created_at FROM delivery "
 )
+REVIEWED_BY = "body ->> '$.data.review.by' = ?"
 DUE = (
     "WHERE endpoint = ?1 AND state = 'waiting' AND next_at <= ?2 "
     "AND n NOT IN (SELECT value FROM json_each(?3)) ORDER BY next_at, n LIMIT ?4"
@@ -369,6 +370,32 @@ class WebhookStore:
             oldest = rfc3339(datetime.fromtimestamp(time.time() - 86_400 * days, UTC))
             with self._file.writing() as db:
                 db.execute("DELETE FROM delivery WHERE state != 'waiting' AND created_at < ?", (oldest,))
+
+    # --- erasure -----------------------------------------------------------------------------------------------------
+
+    def n_about(self, alert_id: str) -> int:
+        """How many deliveries carry an event of this alert."""
+        return self._count("alert = ?", alert_id)
+
+    def erase_alert(self, alert_id: str) -> None:
+        """Deletes all deliveries about an alert, sent or not."""
+        self._erase("alert = ?", alert_id)
+
+    def n_reviewed_by(self, name: str) -> int:
+        """How many deliveries carry a review by this person."""
+        return self._count(REVIEWED_BY, name)
+
+    def erase_reviewer(self, name: str) -> None:
+        """Deletes all deliveries that carry a review by this person, sent or not."""
+        self._erase(REVIEWED_BY, name)
+
+    def _count(self, where: str, value: str) -> int:
+        rows = self._file.rows(f"SELECT count(*) FROM delivery WHERE {where}", (value,))  # noqa: S608 - our own text only
+        return int(rows[0][0]) if rows else 0
+
+    def _erase(self, where: str, value: str) -> None:
+        with self._file.writing(erases=True) as db:
+            db.execute(f"DELETE FROM delivery WHERE {where}", (value,))  # noqa: S608 - our own text only
 
 
 class WebhookSink:

@@ -209,6 +209,12 @@ class WebSettings(_Section):
     max_upload_bytes: int = Field(default=8 << 30, ge=1, description="Maximum size of an uploaded video.")
 
 
+class AuditSettings(_Section):
+    """The log of changes, sign-ins and refused requests."""
+
+    keep_days: float = Field(default=365.0, gt=0, description="Days for which entries of the audit log are stored.")
+
+
 class WebhookSettings(_Section):
     """Limits of webhooks; `copywatch webhooks add` adds their URLs."""
 
@@ -323,6 +329,7 @@ class Settings(BaseSettings):
     alerting: AlertingSettings = AlertingSettings()
     evidence: EvidenceSettings = EvidenceSettings()
     web: WebSettings = WebSettings()
+    audit: AuditSettings = AuditSettings()
     webhooks: WebhookSettings = WebhookSettings()
     logging: LoggingSettings = LoggingSettings()
     compute: ComputeSettings = ComputeSettings()

@@ -32,6 +32,7 @@ from reference_db.store.disk import sync_directory
 from reference_db.store.sqlite import connect, errors_as
 
 FILE, FORMER_FILE = "rights.sqlite", "desk.sqlite"
+ERASED = "(erased)"  # in place of the name of a reviewer
 MAX_TEXT = 1000  # characters of a note, a name or an owner
 SCHEMA = """
 CREATE TABLE licence (
@@ -213,6 +214,30 @@ class RightsStore:
         with self._writing(is_change=False) as db:
             db.executemany("UPDATE review SET settled = 1 WHERE n = ?", [(n,) for n in numbers])
 
+    # --- retention and erasure ---------------------------------------------------------------------------------------
+
+    def reviewed_before(self, moment: datetime) -> list[str]:
+        """The alerts whose newest review is older."""
+        rows = self._file().rows(
+            "SELECT alert_id FROM review GROUP BY alert_id HAVING max(at) < ?", (_to_text(moment),)
+        )
+        return [str(alert_id) for (alert_id,) in rows]
+
+    def remove_reviews(self, alert_ids: Sequence[str]) -> None:
+        """Deletes all reviews of these alerts."""
+        with self._writing(erases=True) as db:
+            db.executemany("DELETE FROM review WHERE alert_id = ?", [(id,) for id in alert_ids])
+
+    def n_reviews_by(self, name: str) -> int:
+        """How many reviews have this reviewer."""
+        rows = self._file().rows("SELECT count(*) FROM review WHERE by = ?", (name,))
+        return int(rows[0][0]) if rows else 0
+
+    def erase_reviewer(self, name: str) -> None:
+        """Replaces the name in all reviews, and deletes their notes; the decisions stay."""
+        with self._writing(erases=True) as db:
+            db.execute("UPDATE review SET by = ?, note = '' WHERE by = ?", (ERASED, name))
+
     # --- for a monitor -----------------------------------------------------------------------------------------------
 
     def revision(self) -> int:
@@ -251,9 +276,9 @@ class RightsStore:
             return bool(db.changes())
 
     @contextmanager
-    def _writing(self, *, is_change: bool = True) -> Iterator[apsw.Connection]:
+    def _writing(self, *, is_change: bool = True, erases: bool = False) -> Iterator[apsw.Connection]:
         """One transaction; unless it is no change of the rights, it raises the revision and signals."""
-        with self._file().writing() as db:
+        with self._file().writing(erases=erases) as db:
             yield db
             if is_change:
                 db.execute("UPDATE change SET n = n + 1")

@@ -6,11 +6,13 @@ Each resource of the API has a file in routes/; auth/gatekeeper.py lists the sco
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI
 
 from monitor import __version__
+from monitor.runtime.retention import run_retention
 from monitor.web.audit_trail import ChangeRecorder, RefusalRecorder
 from monitor.web.auth.gatekeeper import SCOPES
 from monitor.web.channel_outages import OutageReporter
@@ -100,6 +102,7 @@ class WebApp:
             tasks.create_task(_run_forever("registering uploads", self.context.registrar.run))
             tasks.create_task(_run_forever("delivering to webhooks", self.context.webhook_sender.run))
             tasks.create_task(_run_forever("watching for outages", self.outages.run))
+            tasks.create_task(_run_forever("deleting what has expired", partial(run_retention, self.context.settings)))
             tasks.create_task(_run_forever("recording refused requests", self.context.request_log.run))
 
 

@@ -316,7 +316,7 @@ def test_a_person_can_be_erased_and_the_chain_stays_whole(tmp_path: Path) -> Non
     log.append(change("tokens add", BOB, about="ada"))
     assert log.n_personal("ada") == 3
     assert log.erase("ada", Actor("root", "local", "cli")) == 3
-    assert b"ada" not in (tmp_path / FILE).read_bytes()
+    assert b'"ada"' not in (tmp_path / FILE).read_bytes()
     entries = [one.as_dict() for one in log.records()]
     assert [one["who"] for one in entries] == [None, "bob", None, None, "root"]
     assert [one["erased"] for one in entries] == [True, False, True, True, False]

@@ -53,6 +53,7 @@ PARAMETER: dict[str, Any] = {
     "schema": {"type": "string", "pattern": r"^[\x21-\x7e]{1,255}$"},
     "description": "A unique name of this request: a retry with it within a day is not executed again.",
 }
+NAMING = "caller = ?1 OR instr(route, ?1) OR instr(CAST(body AS TEXT), ?1)"
 RequestId = tuple[str, str, str]  # caller, route, key
 
 
@@ -98,6 +99,16 @@ class Replies:
                 (*request, reply.digest, reply.status, json.dumps(reply.headers), reply.body, time.time()),
             )
             db.execute("DELETE FROM reply WHERE n <= (SELECT max(n) FROM reply) - ?", (MAX_REPLIES,))
+
+    def n_naming(self, name: str) -> int:
+        """How many replies are to this caller, or contain this name or id."""
+        rows = self._file.rows(f"SELECT count(*) FROM reply WHERE {NAMING}", (name,))  # noqa: S608 - our own text only
+        return int(rows[0][0]) if rows else 0
+
+    def erase_naming(self, name: str) -> None:
+        """Deletes the replies to this caller, and those that contain this name or id."""
+        with self._file.writing(erases=True) as db:
+            db.execute(f"DELETE FROM reply WHERE {NAMING}", (name,))  # noqa: S608 - our own text only
 
 
 class Idempotency:
