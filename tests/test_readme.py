@@ -23,8 +23,8 @@ ROOMS = [
     for folder in ("deploy", "monitor", "reference_db", "scripts", "tests")
     for page in sorted((ROOT / folder).rglob("README.md"))
 ]
-CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
-PAGES = {page: page.read_text() for page in [ROOT / "README.md", CONTRIBUTING, *ROOMS]}
+CONTRIBUTING, SECURITY = ROOT / ".github/CONTRIBUTING.md", ROOT / ".github/SECURITY.md"
+PAGES = {page: page.read_text() for page in [ROOT / "README.md", CONTRIBUTING, SECURITY, *ROOMS]}
 BLOCKS = [block for words in PAGES.values() for block in re.findall(r"^```(\w+)\n(.*?)^```", words, re.M | re.S)]
 LINKS = [(page, link) for page, words in PAGES.items() for link in re.findall(r"\]\(([^)]+)\)", words)]
 COMMANDS = [
