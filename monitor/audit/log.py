@@ -41,6 +41,7 @@ from monitor.ops.process_identity import is_gone, process_identity
 from monitor.ops.sqlite_store import SqliteStore
 from monitor.ops.timestamps import rfc3339
 from reference_db.media.addresses import redact_text
+from reference_db.text import printable
 
 FILE = "audit.sqlite"
 SCHEMA = """
@@ -73,7 +74,6 @@ LOST_AFTER = timedelta(days=1)  # a pending change of a process that cannot be s
 PAGE = 1000  # records read at once
 PERSONAL = "SELECT n FROM person WHERE who = ?1 OR about = ?1 OR address = ?1 ORDER BY n"
 SECRET = re.compile(r"\b(cw|whsec)_[A-Za-z0-9_+/=-]{8,}")
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 Value = str | int | bool | None
 
 
@@ -319,4 +319,4 @@ def _clean(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     hidden = SECRET.sub(r"\1_***", redact_text(value))
-    return UNPRINTABLE.sub("\ufffd", hidden)[:MAX_TEXT]
+    return printable(hidden)[:MAX_TEXT]

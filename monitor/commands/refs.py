@@ -176,7 +176,12 @@ class _AddProgress:
 
     def __init__(self, found: FoundVideos) -> None:
         console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[done]}"), _Speed())
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            TextColumn("{task.fields[done]}"),
+            _Speed(),
+        )
         self._progress = Progress(
             *columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal
         )

@@ -13,9 +13,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from monitor.config.settings import Settings, load_settings
 from monitor.ops.timestamps import rfc3339
+from reference_db import text
 
 FAILED, CONFIG, UNREACHABLE = 1, 3, 4  # exit codes; invalid usage is 2, by Click
 
@@ -47,7 +49,8 @@ def print_json(value: object) -> None:
 
 
 def printable(value: object) -> str:
-    return rfc3339(value) if isinstance(value, datetime) else str(value)
+    """The text of a value; characters that would control the terminal are replaced."""
+    return rfc3339(value) if isinstance(value, datetime) else text.printable(str(value))
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -57,7 +60,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         console = Console(highlight=False, width=10_000)
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))  # not markup: titles are of others
     console.print(table)
 
 
@@ -72,7 +75,7 @@ def progress_bar(label: str, unit: str = "s") -> Iterator[Callable[[float, float
     """Shows a bar on stderr while open, if that is a terminal; yields its update(done, total)."""
     console = Console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn(unit),

@@ -22,6 +22,7 @@ from pydantic_settings.exceptions import SettingsError
 
 from monitor.errors import ConfigError
 from reference_db.media.addresses import SCHEMES, SRT_ADVICE, redact_text, redact_url
+from reference_db.text import is_printable
 
 ENV_PREFIX = "COPYWATCH_"
 CHANNEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
@@ -40,6 +41,8 @@ def _absolute_path(path: Path) -> Path:
 
 
 def _check_url(url: str) -> str:
+    if not is_printable(url):
+        raise ValueError("expected printable characters; write others as %XX")
     scheme, mark, _ = url.partition("://")
     scheme = scheme.lower()
     if not mark or scheme == "file":

@@ -30,6 +30,7 @@ from monitor.rights.rules import ANY_CHANNEL, DECISIONS, Exclusion, Licence, Rev
 from reference_db.store.catalog import ReferenceId
 from reference_db.store.disk import sync_directory
 from reference_db.store.sqlite import connect, errors_as
+from reference_db.text import is_printable
 
 FILE, FORMER_FILE = "rights.sqlite", "desk.sqlite"
 ERASED = "(erased)"  # in place of the name of a reviewer
@@ -56,7 +57,6 @@ LICENCE_ID = re.compile(r"L([1-9][0-9]{0,17})")
 ALERT_ID = re.compile(r"[0-9a-f]{24}")
 TAG = re.compile(r"[^=]+=.*", re.S)
 CHANNEL = re.compile(rf"\*|{CHANNEL_NAME}")
-UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters and lone surrogates
 REVIEW = "SELECT n, alert_id, decision, by, at, note FROM review "
 LATEST = """
 SELECT n, alert_id, decision, by, at, note FROM review WHERE n IN (
@@ -320,7 +320,7 @@ def _review(row: Sequence[Any]) -> Review:
 
 
 def _check_text(name: str, text: str | None) -> None:
-    if text is not None and (len(text) > MAX_TEXT or UNPRINTABLE.search(text)):
+    if text is not None and (len(text) > MAX_TEXT or not is_printable(text)):
         raise InvalidRights(f"The {name} {text[:40]!a} is invalid: at most {MAX_TEXT} printable characters.")
 
 

@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_db.errors import CatalogError
+from reference_db.text import UNPRINTABLE, is_printable
 
 FEATURE_SIZE = 512
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
-# Control characters, line breaks, surrogates, and marks that change the writing direction.
-UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 MAX_SECONDS = 250_000  # of a reference: 69 hours, a file of 256 MB
 BLOCK_ROWS = 4096  # rows handled at once: 4 MB as float16, 8 MB as float32
 MAX_TEXT_LENGTH, MAX_TAGS = 1000, 100  # characters of a title, owner, tag or encoder id; tags of one reference
@@ -99,7 +98,7 @@ def check_id(id: str) -> ReferenceId:
 def check_texts(title: str, owner: str, tags: Mapping[str, str]) -> None:
     """Raises CatalogError for text that is too long, or that a terminal or a log could not print unchanged."""
     for name, text in [("title", title), ("owner", owner), *(("tag", text) for pair in tags.items() for text in pair)]:
-        if len(text) > MAX_TEXT_LENGTH or UNPRINTABLE.search(text):
+        if len(text) > MAX_TEXT_LENGTH or not is_printable(text):
             raise CatalogError(
                 f"The {name} {text[:40]!a} is invalid: use up to {MAX_TEXT_LENGTH} printable characters."
             )

@@ -81,6 +81,7 @@ def test_licences_exclusions_and_reviews_are_stored_and_every_change_raises_the_
         (lambda rights: rights.add_licence(owner="a", from_=NOON, until=NOON), "later than"),
         (lambda rights: rights.add_licence(owner="a" * 1001), "1000 printable"),
         (lambda rights: rights.add_licence(owner="a\x1b[2J"), "printable"),
+        (lambda rights: rights.review(ALERT, "false", "Ann", "left \u202e right"), "printable"),
         (lambda rights: rights.exclude("film", 5, 5), "end after"),
         (lambda rights: rights.exclude("film", -1, 5), "0 s or later"),
         (lambda rights: rights.exclude("film", 0, float("nan")), "end after"),
