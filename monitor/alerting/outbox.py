@@ -30,6 +30,7 @@ from monitor.alerting.alerts import ENDED, RETRACTED, Alert
 from monitor.errors import ConfigError, OutboxFailed
 from monitor.ops.data_dir_lock import lock_for_upgrade, take_lock
 from monitor.ops.timestamps import rfc3339
+from reference_db.store.disk import create_private_folder
 from reference_db.store.sqlite import connect, errors_as, transaction
 
 AlertStatus: TypeAlias = Literal["open", "ended", "retracted", "valid"]  # valid: not retracted
@@ -107,7 +108,7 @@ class Outbox:
         A damaged file is renamed and replaced by an empty one; the monitor continues without its content.
         """
         try:
-            data_dir.mkdir(parents=True, exist_ok=True)
+            create_private_folder(data_dir)
             lock = take_lock(data_dir)
         except OSError as error:
             raise ConfigError(f"{data_dir} cannot be written ({error.strerror}); set data_dir elsewhere.") from error

@@ -31,6 +31,7 @@ from monitor.config.settings import ChannelSettings, Settings
 from monitor.errors import MonitorError
 from reference_db.errors import CatalogError, MediaError
 from reference_db.media.addresses import DEFAULT_PORTS
+from reference_db.store.disk import create_private_folder
 
 CONNECT_TIMEOUT_S = 3.0
 MAX_NAMED = 5  # references named in a finding
@@ -100,7 +101,7 @@ def _sandbox() -> Iterator[Finding]:
 
 def _data_dir(data_dir: Path) -> Finding:
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        create_private_folder(data_dir)
         with tempfile.TemporaryFile(dir=data_dir):
             free = shutil.disk_usage(data_dir).free
     except OSError as error:
@@ -108,7 +109,9 @@ def _data_dir(data_dir: Path) -> Finding:
         return Finding("data folder", f"{data_dir} cannot be written ({error.strerror}); {fix}", ok=False)
     if free < LEAST_FREE_BYTES:
         return Finding("data folder", f"{data_dir} has only {free // 1_000_000} MB left; free some space", ok=False)
-    return Finding("data folder", f"{data_dir}, {free / 1e9:.0f} GB free")
+    shared = data_dir.stat().st_mode & 0o077
+    advice = f"; other users may enter it: `chmod -R go= {data_dir}` keeps them out" if shared else ""
+    return Finding("data folder", f"{data_dir}, {free / 1e9:.0f} GB free{advice}")
 
 
 def _web(host: str, port: int) -> Finding:

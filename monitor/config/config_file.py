@@ -7,7 +7,6 @@ URL in it may contain a password. A running `serve` applies it within seconds.
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import yaml
 
 from monitor.config.settings import ChannelSettings, load_settings
 from monitor.errors import ConfigError
-from reference_db.store.disk import atomic_file
+from reference_db.store.disk import atomic_file, wait_for_lock
 
 
 def add_channel(config: Path, channel: ChannelSettings) -> None:
@@ -127,7 +126,10 @@ def _locked_text(config: Path) -> Iterator[str]:
         raise ConfigError(f"there is no folder {folder}; create it first.")
     number = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(number, fcntl.LOCK_EX)
+        try:
+            wait_for_lock(number)
+        except TimeoutError as error:
+            raise ConfigError(f"{folder} is {error.strerror}; end that process and try again.") from error
         _channels(config)  # refuses an invalid file
         yield config.read_text(encoding="utf-8") if config.exists() else ""
     finally:

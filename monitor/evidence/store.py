@@ -33,7 +33,7 @@ from monitor.alerting.outbox import History
 from monitor.audit.log import AuditLog
 from monitor.ops.timestamps import rfc3339
 from monitor.rights.store import ALERT_ID, RightsStore
-from reference_db.store.disk import atomic_file, sync_directory, write_file
+from reference_db.store.disk import PRIVATE_FILE, atomic_file, create_private_folder, sync_directory, write_file
 
 logger = logging.getLogger(__name__)
 
@@ -188,11 +188,11 @@ class EvidenceStore:
         With `last`, all of it is synced to disk on return. Raises OSError.
         """
         folder = self._folder(alert_id)
-        folder.mkdir(parents=True, exist_ok=True)
+        create_private_folder(folder)
         for name, content in (*pictures.items(), (REPORT, _json(report))):
             if not NAMES.fullmatch(name):
                 raise ValueError(f"{name!r} is not the name of an evidence file")
-            with atomic_file(folder / name, sync=last) as file:
+            with atomic_file(folder / name, mode=PRIVATE_FILE, sync=last) as file:
                 file.write(content)
         if last:
             sync_directory(folder)
@@ -207,7 +207,7 @@ class EvidenceStore:
         files = self._archive_files(alert_id, [event.as_dict() for event in events], None, datetime.now(UTC))
         for name, content in (files or {}).items():
             if not NAMES.fullmatch(name):
-                write_file(folder / name, content)
+                write_file(folder / name, content, mode=PRIVATE_FILE)
 
     def remove(self, alert_id: str) -> None:
         """Removes all of an alert's evidence, the report first."""

@@ -6,7 +6,6 @@ that monitors of every version exclude each other.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from monitor.errors import ConfigError
+from reference_db.store.disk import try_lock
 
 FILE = "alerts.lock"
 UPGRADE_S = 5.0  # an upgrade takes milliseconds; a lock held for longer than this is a running monitor's
@@ -22,13 +22,7 @@ RETRY_S = 0.02
 
 def take_lock(data_dir: Path) -> int | None:
     """An open descriptor that holds the lock until it is closed; None if another process has it. Raises OSError."""
-    descriptor = os.open(data_dir / FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    return try_lock(data_dir / FILE)
 
 
 @contextmanager

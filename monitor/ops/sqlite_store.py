@@ -15,6 +15,7 @@ from typing import Any, Literal
 import apsw
 
 from monitor.errors import ConfigError, MonitorError
+from reference_db.store.disk import create_private_folder
 from reference_db.store.sqlite import BUSY_TIMEOUT_MS, connect, errors_as, transaction
 
 
@@ -75,8 +76,8 @@ class SqliteStore:
     def _connect(self, access: Literal["read", "create"]) -> Iterator[apsw.Connection]:
         with errors_as(self._failed, f"{self._path} cannot be used"):
             if access == "create":
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(connect(self._path, access, mode=0o600)) as db:
+                create_private_folder(self._path.parent)
+            with closing(connect(self._path, access)) as db:
                 db.set_busy_timeout(self._busy_timeout_ms)
                 yield db
 

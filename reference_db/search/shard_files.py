@@ -8,7 +8,6 @@ Files are written, synced and renamed, the manifest last, so that a reader finds
 loads many damaged files without an error, so a file's SHA-256 is verified first.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -21,7 +20,7 @@ from typing import Any
 import faiss
 
 from reference_db.search.index_shards import CodeBook, CodedShard
-from reference_db.store.disk import write_file
+from reference_db.store.disk import PRIVATE_FILE, create_private_folder, try_lock, write_file
 from reference_db.store.references import ReferenceId
 
 logger = logging.getLogger(__name__)
@@ -69,29 +68,29 @@ class ShardFiles:
     def locked(self) -> Iterator[bool]:
         """Whether this process may write here; True if the folder cannot be used, since no process can write then."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.folder / "keeper.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            create_private_folder(self.folder)
+            handle = try_lock(self.folder / "keeper.lock")
         except OSError:
             yield True
             return
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield True
-        except BlockingIOError:
-            yield False
+            yield handle is not None
         finally:
-            os.close(handle)
+            if handle is not None:
+                os.close(handle)
 
     def _write(self, shard: CodedShard) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        create_private_folder(self.folder)
         temporary = self.folder / "main.part"  # not `atomic_file`: the name is known only once the content is
         faiss.write_index(shard.index, str(temporary))
         with temporary.open("r+b") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fchmod(file.fileno(), PRIVATE_FILE)
             os.fsync(file.fileno())
         name = f"main.{sha256[:16]}.faiss"
         temporary.rename(self.folder / name)
-        write_file(self.folder / MANIFEST, _seal({**self._version, "file": name, "sha256": sha256, "keys": shard.keys}))
+        manifest: dict[str, object] = {**self._version, "file": name, "sha256": sha256, "keys": shard.keys}
+        write_file(self.folder / MANIFEST, _seal(manifest), mode=PRIVATE_FILE)
         for old in self.folder.glob("main.*.faiss"):
             if old.name != name:
                 old.unlink()

@@ -35,6 +35,7 @@ from reference_db.errors import (
     UnknownReference,
 )
 from reference_db.store.disk import (
+    PRIVATE_FILE,
     REPAIR,
     create_directories,
     lock_for_writing,
@@ -501,5 +502,5 @@ def _back_up(path: Path) -> Path:
     while (backup := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1
     if path.exists():
-        write_file(backup, path.read_bytes())
+        write_file(backup, path.read_bytes(), mode=PRIVATE_FILE)
     return backup

@@ -20,12 +20,12 @@ _FLAGS = {
 }
 
 
-def connect(path: Path, access: Literal["read", "write", "create"], *, mode: int | None = None) -> apsw.Connection:
+def connect(path: Path, access: Literal["read", "write", "create"], *, mode: int = 0o600) -> apsw.Connection:
     """A connection to the file; `write` needs an existing file, `create` makes one and switches its write-ahead log on.
 
     `mode` is the permissions of a file that is created. Raises apsw.Error or OSError.
     """
-    if access == "create" and mode is not None:
+    if access == "create":
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, mode))  # SQLite gives its other files the same permissions
     db = apsw.Connection(str(path), flags=_FLAGS[access])
     try:

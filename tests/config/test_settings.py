@@ -173,7 +173,7 @@ def test_any_ip_address_is_accepted(tmp_path: Path, host: str) -> None:
         ("srt://x:9", "run `ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts 'udp://127.0.0.1:5000"),
         ("ftp://x/y", "http://, https"),
         ("http://", "expected scheme://host"),
-        ("http://x/\u009b31m\u202ea.ts", "expected printable characters"),
+        ("http://x/\u202ea.ts", "expected printable characters"),
         ("rtsp://u:pa/ss@cam/1", "inside a password as %40"),
     ],
 )

@@ -7,7 +7,6 @@ read again when it changes, and while it cannot be read every request is refused
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
@@ -24,9 +23,10 @@ from typing import Literal
 
 from monitor.errors import ConfigError
 from monitor.ops.timestamps import rfc3339
-from reference_db.store.disk import write_file
+from reference_db.store.disk import PRIVATE_FILE, create_private_folder, wait_for_lock, write_file
 
 FILE = "tokens.json"
+LOCK_FILE = "tokens.lock"
 TOKEN_PREFIX = "cw_"
 Scope = Literal["read", "write", "admin"]  # each includes the one before it
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -97,12 +97,12 @@ class Tokens:
         """The tokens, written when the block ends; other processes wait meanwhile."""
         folder = self._path.parent
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            lock = os.open(folder, os.O_RDONLY)
+            create_private_folder(folder)
+            lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be used ({error.strerror}); set data_dir elsewhere.") from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            wait_for_lock(lock)
             tokens = _read(self._path)
             yield tokens
             write_file(self._path, json.dumps([asdict(one) for one in tokens], indent=1).encode(), mode=0o600)

@@ -2,10 +2,11 @@
 
     replies.sqlite    by caller, route and key: a hash of the request, and the reply
 
-A reply is on disk before it is sent and is stored for a day. Only successful replies are stored: a failed request may
-be retried with the same key. The start of a request is on disk before its work: after a crash in between, the outcome
-is unknown, and a retry with its key is answered so. The body of an upload is not compared, since no two multipart
-bodies are alike; nor is its start stored, since the same video twice is one reference.
+A reply is on disk before it is sent and is stored for a day, without the secrets that are shown only once. Only
+successful replies are stored: a failed request may be retried with the same key. The start of a request is on disk
+before its work: after a crash in between, the outcome is unknown, and a retry with its key is answered so. The body of
+an upload is not compared, since no two multipart bodies are alike; nor is its start stored, since the same video twice
+is one reference.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ FILE = "replies.sqlite"
 RETENTION_S = 86_400.0
 MAX_REPLIES = 10_000  # the newest
 SESSION = "/api/v1/session"  # its reply contains a token, which is never stored
+SECRET_FIELDS = ("secret", "token")  # of replies; a retry gets null
 STARTED = 0  # in place of a status: no reply yet
 KEY = re.compile(r"[\x21-\x7e]{1,255}")
 SCHEMA = """
@@ -208,11 +210,24 @@ class _BufferedReply:
         start = next(one for one in self._messages if one["type"] == "http.response.start")
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in start["headers"]]
         body = b"".join(one.get("body", b"") for one in self._messages if one["type"] == "http.response.body")
+        body = _without_secrets(body)
+        headers = [(name, str(len(body)) if name.lower() == "content-length" else value) for name, value in headers]
         return StoredReply(digest, start["status"], headers, body)
 
     async def send(self) -> None:
         for message in self._messages:
             await self._send(message)
+
+
+def _without_secrets(body: bytes) -> bytes:
+    """The body as it is stored: fields that are shown only once are null."""
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return body
+    if not isinstance(content, dict) or not any(content.get(name) for name in SECRET_FIELDS):
+        return body
+    return json.dumps({name: None if name in SECRET_FIELDS else value for name, value in content.items()}).encode()
 
 
 async def _read_all(receive: Receive) -> bytes:

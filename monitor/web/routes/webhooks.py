@@ -41,7 +41,7 @@ class WebhookOut(BaseModel):
 class NewWebhookOut(WebhookOut):
     """A receiver of events with its secret, which is shown only once."""
 
-    secret: str
+    secret: str | None = Field(description="Null in the reply to a retry: it is not stored; rotate it for a new one.")
 
 
 class DeliveryOut(BaseModel):
