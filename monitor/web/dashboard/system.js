@@ -1,6 +1,7 @@
-// The system: readiness, time per stage, queues, index, evidence on disk, webhooks and tokens.
+// The system: readiness, time per stage, queues, index, evidence on disk, webhooks, tokens and the audit log.
 
 import { all, can, get } from "./api.js";
+import { audit } from "./audit.js";
 import { el, put } from "./dom.js";
 import { on } from "./events.js";
 import { bytes, length, moment, ZONE } from "./times.js";
@@ -13,7 +14,8 @@ const STAGES = { encode: "Encoding a frame", match: "Matching a second", snapsho
 export async function show(root, { signal }) {
   const body = el("div.stack"),
     hooks = el("section.panel"),
-    tokens = el("section.panel");
+    tokens = el("section.panel"),
+    auditLog = el("section.panel");
   put(
     root,
     el(
@@ -26,7 +28,7 @@ export async function show(root, { signal }) {
       ),
     ),
     body,
-    can("admin") && el("div.stack", hooks, tokens),
+    can("admin") && el("div.stack", hooks, tokens, auditLog),
   );
   const draw = async () => {
     const [system, stages] = await Promise.all([get("system", {}, signal), stageTimes(signal)]);
@@ -45,6 +47,7 @@ export async function show(root, { signal }) {
   if (can("admin")) {
     await webhooks(hooks, signal);
     await drawTokens(tokens, signal);
+    await audit(auditLog, signal);
   }
 }
 
