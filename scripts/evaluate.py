@@ -4,6 +4,9 @@
     evaluate.py pairs VIDEOS            edited clips of the videos against the full videos
     evaluate.py broadcast FOLDER        ch*.ts, references/ and truth.jsonl, through the live matcher
     evaluate.py sensitivity FOLDER      the same with other values of tau, sigma and gamma
+    evaluate.py alerts FOLDER           what alerts state on a broadcast: one per copy, place, speed, reasons
+    evaluate.py airings VIDEOS FILM...  the same for many airings of single films, such as still or repeating ones
+    evaluate.py halves VIDEOS           the first half of every video registered, the second half aired
     evaluate.py annotations vcdb|fivr LABELS VIDEOS
                                         published label files, with the videos named by their id
 
@@ -26,12 +29,14 @@ import torch
 from safetensors.torch import load_file
 
 from evaluation.ablations import OURS, ROWS, AblationRunner, Background, Networks, Row
+from evaluation.alert_statements import Statements, first_and_second_halves
 from evaluation.annotations import AnnotationError, LabelledPair, find_videos, read_fivr, read_vcdb
 from evaluation.full_matrix import compare, crop, read_maps, walk
 from evaluation.plots import draw_alignment
 from evaluation.recordings import Recording, RecordingCache
 from evaluation.scoring import LEVELS, Copy, FoundCopy, Score, TrueCopy, overlap, read_truth, score
-from evaluation.synthetic_pairs import make_pairs
+from evaluation.synthetic_pairs import make_airings, make_pairs
+from monitor.alerting.alerts import ENDED
 from monitor.config.settings import Settings
 from monitor.errors import MonitorError
 from monitor.matching.mask_step import SHIPPED_WEIGHTS, load_mask_step
@@ -129,6 +134,21 @@ def parser() -> argparse.ArgumentParser:
     sensitivity.add_argument("folder", type=Path)
     sensitivity.set_defaults(command=evaluate_sensitivity)
 
+    alerts = commands.add_parser("alerts", parents=[common], help="what alerts state on a broadcast")
+    alerts.add_argument("folder", type=Path)
+    alerts.set_defaults(command=evaluate_alerts)
+
+    airings = commands.add_parser("airings", parents=[common], help="many airings of single films")
+    airings.add_argument("videos", type=Path, help="folder of videos; the others are aired in between")
+    airings.add_argument("films", nargs="+", metavar="FILM", help="names of the videos to register and air")
+    airings.add_argument("--airings", type=int, default=25, help="of each film")
+    airings.add_argument("--seed", type=int, default=1)
+    airings.set_defaults(command=evaluate_airings)
+
+    halves = commands.add_parser("halves", parents=[common], help="alerts on the unregistered halves of videos")
+    halves.add_argument("videos", type=Path, nargs="+")
+    halves.set_defaults(command=evaluate_halves)
+
     annotations = commands.add_parser("annotations", parents=[common], help="VCDB or FIVR-200k-PVCD labels")
     annotations.add_argument("kind", choices=("vcdb", "fivr"))
     annotations.add_argument("labels", type=Path, help="the label file, or its folder")
@@ -195,6 +215,54 @@ def evaluate_sensitivity(args: argparse.Namespace) -> dict[str, object]:
             if not args.json:
                 print_sensitivity(letter, value, scored, first=len(table) == 1)
     return {"command": "sensitivity", "rows": table}
+
+
+def evaluate_alerts(args: argparse.Namespace) -> dict[str, object]:
+    cache, runner, _ = prepare(args)
+    broadcast = read_broadcast(args.folder, cache, args.mode)
+    events = [event for channel in broadcast.channels for event in runner.events(channel, broadcast.references)]
+    return show_statements(args, args.folder.name, Statements.of(events, broadcast.truth))
+
+
+def evaluate_airings(args: argparse.Namespace) -> dict[str, object]:
+    cache, runner, _ = prepare(args)
+    paths = {path.stem: path for path in videos_in(args.videos)}
+    if unknown := [film for film in args.films if film not in paths]:
+        raise FileNotFoundError(f"no video {', '.join(unknown)} in {args.videos}")
+    references = [cache.get(paths[film]) for film in args.films]
+    others = [cache.get(path) for name, path in paths.items() if name not in args.films]
+    rows: dict[str, object] = {}
+    for film, ref in zip(args.films, references, strict=True):
+        options = {"airings": args.airings, "seed": args.seed}
+        channel, truth = make_airings(paths[film], ref, others, cache.encoder, **options)
+        rows |= show_statements(args, film, Statements.of(runner.events(channel, references), truth))
+    return rows
+
+
+def evaluate_halves(args: argparse.Namespace) -> dict[str, object]:
+    cache, runner, _ = prepare(args)
+    first, second = first_and_second_halves([cache.get(path) for folder in args.videos for path in videos_in(folder)])
+    alerts = []
+    for channel in second:
+        report_progress(channel.name)
+        alerts += [event for event in runner.events(channel, first) if event.type == ENDED]
+    if not args.json:
+        for alert in alerts:
+            on_air, in_film = (alert.channel_start, alert.channel_end), (alert.reference_start, alert.reference_end)
+            place = f"{on_air[0]:6.1f}-{on_air[1]:6.1f} as {in_film[0]:6.1f}-{in_film[1]:6.1f}"
+            uncertain = "  place uncertain" if alert.ambiguous else ""
+            print(f"{alert.channel:40} {alert.reference:40} {place}  score {alert.score:.2f}{uncertain}")
+        print(f"{len(alerts)} alerts in the second halves of {len(second)} videos")
+    return {"command": "halves", "videos": len(second), "alerts": [alert.as_dict() for alert in alerts]}
+
+
+def show_statements(args: argparse.Namespace, name: str, statements: Statements) -> dict[str, object]:
+    """Prints what alerts state, unless JSON is wanted, and returns it under its name."""
+    if not args.json:
+        print(name)
+        for key, value in statements.as_dict().items():
+            print(f"    {key.replace('_', ' '):24} {value}")
+    return {name: statements.as_dict()}
 
 
 def evaluate_annotations(args: argparse.Namespace) -> dict[str, object]:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from monitor.ingest.feature_windows import LiveSecond
-from monitor.matching.changes import change_correlation
+from monitor.matching.changes import AROUND_S, change_correlation, is_steady
 from monitor.matching.stitching import SegmentView
 from reference_db.search.feature_rows import ReferenceRows
 
@@ -162,6 +162,9 @@ class _Sides:
 
     def change(self, view: SegmentView) -> float | None:
         """How well the changes of the stream match along the segment: the mean over its stretches of FIT_S."""
+        around = slice(max(0, int(view.ref_start_s) - AROUND_S), math.ceil(view.ref_end_s) + AROUND_S)
+        if not is_steady(self.rows[around]):
+            return None
         start, end = math.ceil(view.live_start_s), math.ceil(view.live_end_s)
         n_parts = max(1, round((end - start) / FIT_S))
         borders = np.linspace(start, end, n_parts + 1).round().astype(int).tolist()

@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from evaluation.alert_statements import copy_of
 from evaluation.full_matrix import FullMaps, FullMatrix, compare, read_maps, stitch, walk, walk_by_diagonal
 from evaluation.recordings import Recording, apply_sequence_encoder
 from evaluation.scoring import FoundCopy
-from monitor.alerting.alerts import ENDED, AlertBook
+from monitor.alerting.alerts import ENDED, Alert, AlertBook
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.hough import hough_segments
 from monitor.matching.mask_step import MaskStepNet, TileReader
@@ -147,6 +148,16 @@ class AblationRunner:
         """The copies of all references on a channel: streamed, or pair by pair if the row cannot stream."""
         if row.aligner == "hough" or row.by_diagonal:
             return [copy for ref in references for copy in self.on_pair(row, setting, channel, ref)]
+        return self._run(row, setting, channel, references)[0]
+
+    def events(self, channel: Recording, references: Sequence[Recording]) -> list[Alert]:
+        """Every event of the product's alerts on a channel."""
+        return self._run(OURS, 0.0, channel, references)[1]
+
+    def _run(
+        self, row: Row, setting: float, channel: Recording, references: Sequence[Recording]
+    ) -> tuple[list[FoundCopy], list[Alert]]:
+        """A channel through the live matcher: the copies found, and the events of alerts."""
         channel = self._input_of(row, channel)
         index = index_of([self._input_of(row, ref) for ref in references])
         background = self._background_similarity(row, setting, channel)
@@ -154,7 +165,7 @@ class AblationRunner:
         read = self._tile_reader(row, setting, background)
         for second in np.flatnonzero(channel.seen).tolist():
             run.push(channel, second, read, row, background)
-        return run.finish(row, background)
+        return run.finish(row, background), run.events
 
     def _input_of(self, row: Row, recording: Recording) -> Recording:
         if row.sequence:
@@ -226,6 +237,7 @@ class _ChannelRun:
         epoch = ChannelEpoch(channel, "ablation", None)
         self._book = AlertBook(epoch, "ablation", threshold, UPDATE_EVERY_S, references.__getitem__, self._matcher)
         self._threshold = threshold
+        self.events: list[Alert] = []
         self._found: list[FoundCopy] = []
         self._newest_s = 0
 
@@ -252,19 +264,9 @@ class _ChannelRun:
 
     def _apply(self, views: list[SegmentView]) -> None:
         for alert in self._book.apply(self._newest_s, views, []):
+            self.events.append(alert)
             if alert.type == ENDED:
-                self._found.append(
-                    FoundCopy(
-                        alert.channel,
-                        alert.reference,
-                        alert.channel_start,
-                        alert.channel_end,
-                        alert.reference_start,
-                        alert.reference_end,
-                        alert.score,
-                        alert.detected_at,
-                    )
-                )
+                self._found.append(copy_of(alert))
         for view in views:  # too weak for an alert, but not at a lower threshold
             if not view.is_open and view.echo_of is None and view.score < self._threshold:
                 self._found.append(_segment_copy(self._channel, self._matcher.refined(view)))

@@ -40,10 +40,14 @@ class TrueCopy(Copy):
 
 @dataclass(frozen=True, slots=True)
 class FoundCopy(Copy):
-    """A copy that was found; `detected_at` is the channel second of its first alert, if any."""
+    """A copy that was found; `detected_at` is the channel second of its first alert, if any.
+
+    Where the alert says that other places of the reference fit as well, these count too.
+    """
 
     score: float
     detected_at: float | None = None
+    alternatives: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +126,10 @@ def overlap(a: Copy, b: Copy) -> float:
     """The smaller of the two IoUs, on channel and on reference; 0 for different channels or references."""
     if a.channel != b.channel or a.reference != b.reference:
         return 0.0
+    places = [(a.reference_start, a.reference_end), *(a.alternatives if isinstance(a, FoundCopy) else ())]
     return min(
         iou(a.channel_start, a.channel_end, b.channel_start, b.channel_end),
-        iou(a.reference_start, a.reference_end, b.reference_start, b.reference_end),
+        max(iou(start, end, b.reference_start, b.reference_end) for start, end in places),
     )
 
 

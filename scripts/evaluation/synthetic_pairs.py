@@ -78,6 +78,36 @@ def make_pairs(
     return pairs
 
 
+def make_airings(
+    path: Path,
+    ref: Recording,
+    others: Sequence[Recording],
+    encoder: PictureEncoder,
+    *,
+    airings: int,
+    length_s: int = 9,
+    strength: float = 0.5,
+    seed: int = 1,
+) -> tuple[Recording, list[TrueCopy]]:
+    """A channel that airs edited pieces of one video between pieces of `others`, and where it does."""
+    others = [other for other in others if len(other.rows) >= min(PROGRAMME_S)]
+    rng = np.random.default_rng([seed, len(ref.rows)])
+    sections = []
+    for _ in range(airings):
+        length = min(length_s, len(ref.rows) - 1)
+        start = float(rng.integers(0, (len(ref.rows) - 1 - length) * RAW_FPS + 1) / RAW_FPS)
+        moments = start + np.arange(length, dtype=np.float64) + 0.5
+        sections.append(_Section("none", moments, start, start + length, draw_edit(rng, strength)))
+    parts, truth = [_programme(rng, others)], []
+    for section, copied in zip(sections, _record(path, sections, encoder, rng), strict=True):
+        at = sum(len(part.rows) for part in parts)
+        edits = tuple(sorted({type(step).__name__.lower() for step in section.edit.steps}))
+        end = at + len(copied.rows)
+        truth.append(TrueCopy(path.stem, ref.name, at, end, section.start_s, section.end_s, edits))
+        parts += [copied, _programme(rng, others)]
+    return _concatenate(path.stem, parts), truth
+
+
 def _draw_section(rng: np.random.Generator, n_seconds: int, strength: float) -> _Section:
     length = min(int(rng.choice(LENGTHS_S)), n_seconds - 1)
     start = rng.integers(0, (n_seconds - 1 - length) * RAW_FPS + 1) / RAW_FPS

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from monitor.matching.changes import MIN_END, MIN_START, STILL, change_correlation, min_change
+from monitor.matching.changes import MIN_END, MIN_START, STILL, change_correlation, is_steady, min_change
 
 
 def scene(seed: int, n: int = 8, moving: float = 0.5) -> NDArray[np.float32]:
@@ -37,6 +37,14 @@ def test_an_edited_copy_has_the_changes_of_its_film(seed: int) -> None:
     correlation = change_correlation(copy, film)
     assert correlation is not None
     assert correlation > 2 * MIN_START
+
+
+def test_movement_that_is_over_within_a_second_is_not_steady() -> None:
+    rng = np.random.default_rng(6)
+    drift = np.cumsum(rng.normal(size=(30, 128)), axis=0)
+    assert is_steady(np.asarray(drift / np.linalg.norm(drift, axis=1, keepdims=True), np.float32))
+    assert not is_steady(scene(7, 30))
+    assert not is_steady(scene(7, 30, moving=0.5 * STILL))  # nor is a still scene
 
 
 def test_a_still_reference_or_too_few_seconds_have_no_changes() -> None:

@@ -162,6 +162,25 @@ def test_a_broadcast_without_copies_gives_false_alarms_per_hour(
     assert "1 false alarms (78.26 per hour)" in out  # film1 is shown but not in the truth: 1 in 46 s
 
 
+def test_what_alerts_state_is_counted(broadcast: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    (statements,) = as_json(capsys, "alerts", str(broadcast), *options).values()
+    assert (statements["n_true"], statements["n_found"], statements["started_per_found"]) == (1, 1, 1.0)
+    assert (statements["n_wrong"], statements["n_speeds_unlike_spans"]) == (0, 0)
+    assert main(["alerts", str(broadcast), *options]) == 0
+    assert "started per found        1.0" in capsys.readouterr().out
+
+
+def test_airings_and_halves_of_films(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for seed in range(3):
+        media.write_film(tmp_path / f"film{seed}.mp4", seed, 24, fps=FPS, **SIDES)
+    report = as_json(capsys, "airings", str(tmp_path), "film1", "--airings", "2", *options)
+    assert (list(report), report["film1"]["n_true"], report["film1"]["n_wrong"]) == (["film1"], 2, 0)
+    assert main(["airings", str(tmp_path), "nothing", *options]) == 1
+    assert "no video nothing in" in capsys.readouterr().err
+    report = as_json(capsys, "halves", str(tmp_path), *options)
+    assert report["videos"] == 3
+
+
 @pytest.mark.slow
 def test_sensitivity_runs_every_value(broadcast: Path, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     rows = as_json(capsys, "sensitivity", str(broadcast), *options)["rows"]
