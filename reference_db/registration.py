@@ -14,6 +14,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -30,7 +31,7 @@ from reference_db.errors import (
 )
 from reference_db.features.picture_detail import is_informative
 from reference_db.media.decoding import DecodingChild
-from reference_db.media.frames import Frame
+from reference_db.media.frames import STILLS_PER_S, Frame
 from reference_db.media.jpeg import encode_jpeg
 from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import FEATURE_SIZE, Catalog, Reference, ReferenceFeatures, ReferenceId, check_id
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from reference_db.features.encoder import Encoder
 
 BATCH = 8  # pictures encoded at a time, while the decoder works on the next ones
-THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 160, 70  # longest side in pixels; about 4 kB per second
+THUMBNAIL_QUALITY = 70
 STATIC_SIMILARITY = 0.98  # a second this similar to the previous one shows nothing new
 OVERLAP_SIMILARITY = 0.8  # a second this similar to one of another reference may be the same scene
 OVERLAP_HITS = 16  # reference seconds found for each second
@@ -157,10 +158,13 @@ def _decode(
 ) -> ReferenceFeatures:
     """The features of a complete video, its thumbnails in the spool; the decoder works ahead of the encoder."""
     name = printable(path.name)
-    with DecodingChild(str(path)) as child:
+    on_still = None if spool is None else partial(_put_thumbnail, spool, name)
+    with DecodingChild(str(path), on_still=on_still) as child:
         duration_s = child.info().duration_s
         total = None if duration_s is None else math.ceil(duration_s)
-        features = _encode(_within_limit(child.frames(), name), name, encoder, spool, total, progress)
+        features = _encode(_within_limit(child.frames(), name), name, encoder, total, progress)
+    if spool is not None:
+        spool.extend(STILLS_PER_S * len(features.rows))
     _check_complete(path, features, duration_s)
     return features
 
@@ -288,12 +292,21 @@ def safe_id(stem: str) -> ReferenceId:
 def _within_limit(frames: Iterator[Frame], name: str) -> Iterator[Frame]:
     """The frames; MediaError at the first one beyond the greatest length, however few there are before it."""
     for frame in frames:
-        if frame.second >= MAX_SECONDS:
-            raise MediaError(
-                f"{name} has a picture at second {frame.second}; a reference may last {MAX_SECONDS // 3600} hours at "
-                "most. If it is not that long, its time stamps are damaged."
-            )
+        _check_second(frame.second, name)
         yield frame
+
+
+def _put_thumbnail(spool: PictureSpool, name: str, number: int, still: NDArray[np.uint8]) -> None:
+    _check_second(number // STILLS_PER_S, name)
+    spool.put(number, encode_jpeg(still, quality=THUMBNAIL_QUALITY))
+
+
+def _check_second(second: int, name: str) -> None:
+    if second >= MAX_SECONDS:
+        raise MediaError(
+            f"{name} has a picture at second {second}; a reference may last {MAX_SECONDS // 3600} hours at "
+            "most. If it is not that long, its time stamps are damaged."
+        )
 
 
 def _check_holes(n_seconds: int, n_pictures: int, name: str) -> None:
@@ -309,21 +322,16 @@ def _encode(
     frames: Iterator[Frame],
     name: str,
     encoder: Encoder,
-    spool: PictureSpool | None,
     total: int | None,
     progress: Callable[[int, int | None], None] | None,
 ) -> ReferenceFeatures:
-    """Features by second, thumbnails in the spool; a second without a frame has zeros and no thumbnail."""
+    """Features by second; a second without a frame has zeros."""
     rows: dict[int, NDArray[np.float16]] = {}
     informative: set[int] = set()
     while batch := list(islice(frames, BATCH)):
         encoded = encoder.encode([frame.picture for frame in batch])
         rows |= {frame.second: row for frame, row in zip(batch, encoded.astype(np.float16), strict=True)}
         informative |= {frame.second for frame in batch if is_informative(frame.picture)}
-        if spool is not None:
-            for frame in batch:
-                jpeg = encode_jpeg(frame.picture, quality=THUMBNAIL_QUALITY, max_side=THUMBNAIL_SIDE)
-                spool.put(frame.second, jpeg)
         if progress is not None:
             progress(batch[-1].second + 1, total)
     n_seconds = max(rows) + 1

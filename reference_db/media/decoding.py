@@ -6,8 +6,8 @@ with a password), answers with records on stdout, and imports neither torch nor 
 parent's end of the pipe.
 
 A record is a kind (1 byte), a length (4 bytes) and a body: I = VideoInfo as JSON, P = a picture, H = the last picture
-held for another second, K = the time of a key picture, W = a warning, S = its sandbox as JSON, E = the final error as
-JSON, Z = the end.
+held for another second, T = a still, K = the time of a key picture, W = a warning, S = its sandbox as JSON, E = the
+final error as JSON, Z = the end.
 """
 
 import fcntl
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -52,7 +52,8 @@ class DecodingChild:
     """A decoder in a process of its own; iterate `frames()` in one thread, `kill()` it from any.
 
     A file's time starts at its first picture; with `live`, times are the stream's own. The child dies with the thread
-    that created it (PR_SET_PDEATHSIG), so create it in one that lives as long.
+    that created it (PR_SET_PDEATHSIG), so create it in one that lives as long. `frames` calls `on_still` with the
+    number and pixels of each still: number n shows the time n / STILLS_PER_S. It needs the mode `exact`.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class DecodingChild:
         opening_s: float = OPENING_S,
         no_progress_s: float = NO_PROGRESS_S,
         report: bool = False,
+        on_still: Callable[[int, NDArray[np.uint8]], None] | None = None,
     ) -> None:
         self.name = display_name(url)
         self.failure: str | None = None  # kind of the error that ended it: missing, denied, stalled, crashed, ...
         self.no_progress_s = no_progress_s  # may be changed while it runs
         self.key_times_s: deque[float] = deque(maxlen=32)  # of the newest key pictures, live only
         self.n_damaged = 0  # pictures decoded with damage, live only
+        self._on_still = on_still
         self._opening_s = opening_s
         self._warned: set[str] = set()
         self._killed = False
@@ -100,6 +103,7 @@ class DecodingChild:
         request = {"url": url, "live": live, "mode": mode, "allow": list(allow), "parent": os.getpid()}
         request["private"] = private  # its own host may have a private address
         request["report"] = report  # of its sandbox, and nothing else
+        request["stills"] = on_still is not None
         request["no_video_s"] = 0.8 * no_progress_s  # so that the child, which knows the reason, reports first
         try:
             self._process.stdin.write(json.dumps(request).encode())
@@ -138,14 +142,18 @@ class DecodingChild:
         except _Killed:
             return
         picture: NDArray[np.uint8] | None = None
+        kinds = b"PHZ" if self._on_still is None else b"PHTZ"
         while True:
             try:
-                kind, body = self._read_record(b"PHZ", self.no_progress_s)
+                kind, body = self._read_record(kinds, self.no_progress_s)
             except _Killed:
                 return
             if kind == b"Z":
                 return
             second, pts_s, age_s, height, width = PICTURE.unpack_from(body)
+            if kind == b"T" and self._on_still is not None:
+                self._on_still(second, np.frombuffer(body, np.uint8, offset=PICTURE.size).reshape(height, width, 3))
+                continue
             if kind == b"P":
                 picture = np.frombuffer(body, np.uint8, offset=PICTURE.size).reshape(height, width, 3)
             assert picture is not None

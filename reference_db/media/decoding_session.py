@@ -53,6 +53,7 @@ class DecodingSession:
         self._live: bool = request["live"]
         self._mode: Mode = request["mode"]
         self._no_video_s: float = request["no_video_s"]
+        self._stills: bool = request.get("stills", False)
         self._report_only: bool = request.get("report", False)
         self._gateway = gateway
         self._sampler: VideoSampler | None = None
@@ -72,7 +73,8 @@ class DecodingSession:
         with av.open(
             url, options=options, timeout=(OPEN_TIMEOUT_S, READ_TIMEOUT_S), metadata_errors="surrogateescape"
         ) as container:
-            self._sampler = VideoSampler(container, display_name(self._url), self._live, self._mode, self._no_video_s)
+            name = display_name(self._url)
+            self._sampler = VideoSampler(container, name, self._live, self._mode, self._no_video_s, self._stills)
             info = self._sampler.info()
             yield b"I", json.dumps(asdict(info)).encode()
             for record in self._sampler.records():

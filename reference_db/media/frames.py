@@ -20,11 +20,14 @@ PICTURE_SHORT_SIDE = 192  # pixels; the encoder needs no more, so nothing larger
 MAX_LONG_SIDE = 8 * PICTURE_SHORT_SIDE  # of a picture that leaves the decoder; wider ones are squeezed
 MAX_PIXELS = 8192 * 4352  # 8K; a header that claims more is an attack
 JUMP_BACK_S = 10  # a smaller step back is a late picture; a larger one is a reset clock
+STILLS_PER_S = 2  # stills of a reference: the partner of a sampled picture is at most a quarter second away
+STILL_WIDTH = 320  # pixels, of a picture that people look at; narrower videos are not enlarged
+MAX_STILL_HEIGHT = 720  # of a very tall one, which gets narrower then
 MAX_HOLD_S = 10  # an older key picture no longer shows what is on air
 
 # Records that the decoding child sends to its parent (decoding.py).
 RECORD = struct.Struct("<cI")  # kind, length of the body
-PICTURE = struct.Struct("<qddHH")  # second, pts_s, age_s, height, width; then the pixels
+PICTURE = struct.Struct("<qddHH")  # second (of a still: its number), pts_s, age_s, height, width; then the pixels
 KEY = struct.Struct("<dI")  # pts_s of a key picture, number of pictures decoded with damage so far
 
 Mode = Literal["exact", "economy", "auto"]

@@ -2,9 +2,11 @@
 
 Input: a container that PyAV has opened. Output: records with the pictures of the requested mode. `exact` decodes
 everything; `economy` decodes key pictures only and holds each until the next; `auto` is exact until key pictures have
-come often enough for long enough, and exact again when they stop.
+come often enough for long enough, and exact again when they stop. With stills, which need `exact`, two larger pictures
+of each second come besides: the first at or after its beginning, and the first at or after its middle.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from fractions import Fraction
@@ -20,8 +22,11 @@ from reference_db.media.frames import (
     KEY,
     MAX_LONG_SIDE,
     MAX_PIXELS,
+    MAX_STILL_HEIGHT,
     PICTURE,
     PICTURE_SHORT_SIDE,
+    STILL_WIDTH,
+    STILLS_PER_S,
     HeldOneFps,
     Mode,
     OneFps,
@@ -110,7 +115,13 @@ class VideoSampler:
     """Samples one open video: packets in, records out."""
 
     def __init__(
-        self, container: av.container.InputContainer, name: str, live: bool, mode: Mode, no_video_s: float
+        self,
+        container: av.container.InputContainer,
+        name: str,
+        live: bool,
+        mode: Mode,
+        no_video_s: float,
+        stills: bool = False,
     ) -> None:
         stream = container.streams.best("video")
         if not isinstance(stream, av.VideoStream) or stream.disposition & Disposition.attached_pic:
@@ -139,10 +150,10 @@ class VideoSampler:
         self._pace = _KeyPace()
         self._one_fps: OneFps[av.VideoFrame] = OneFps()
         self._held: HeldOneFps[av.VideoFrame] = HeldOneFps()
-        self._scaler, self._packer = (
-            VideoReformatter(),
-            VideoReformatter(),
-        )  # one of each, since they cache their tables
+        self._small, self._large = _Scaler(), _Scaler()  # one for each size, since they cache their tables
+        self._stills = stills
+        self._last_still: int | None = None
+        self._new_stills: list[tuple[int, float, av.VideoFrame]] = []  # number, pts_s, picture
         self._last_second: int | None = None
         self._end_ticks: int | None = None  # of the last packet
         self._n_bad = 0
@@ -234,6 +245,9 @@ class VideoSampler:
                 age_s = round(second + 0.5 - pts_s, 3) if self._economy else 0.0
                 times = second, pts_s, age_s
                 yield (b"H", PICTURE.pack(*times, 0, 0)) if held else self._record(times, picture)
+        for number, pts_s, picture in self._new_stills:
+            yield self._still_record(number, pts_s, picture)
+        self._new_stills.clear()
 
     def _picks(self, packet: "av.Packet[av.VideoStream]") -> Iterator[Pick]:
         if packet.has_sidedata("encryption_info"):
@@ -273,8 +287,18 @@ class VideoSampler:
 
     def _push(self, pictures: list[av.VideoFrame]) -> Iterator[Pick]:
         for picture in pictures:
-            for pick in self._one_fps.push(self._clock.of_picture(picture.pts), picture):
+            time_s = self._clock.of_picture(picture.pts)
+            if self._stills:
+                self._note_still(time_s, picture)
+            for pick in self._one_fps.push(time_s, picture):
                 yield (*pick, False)
+
+    def _note_still(self, time_s: float, picture: av.VideoFrame) -> None:
+        """Keeps the first picture of each half second."""
+        number = math.floor(time_s * STILLS_PER_S)
+        if self._last_still is None or number > self._last_still:
+            self._last_still = number
+            self._new_stills.append((number, time_s, picture))
 
     def _decode(self, packet: "av.Packet[av.VideoStream]") -> list[av.VideoFrame]:
         try:
@@ -301,25 +325,45 @@ class VideoSampler:
         return pictures
 
     def _record(self, times: tuple[int, float, float], picture: av.VideoFrame) -> tuple[bytes, bytes]:
-        ratio = self._stream.sample_aspect_ratio or Fraction(1)
-        width, height = picture.width * float(ratio), float(picture.height)
+        width, height = self._shape(picture)
         scale = PICTURE_SHORT_SIDE / min(width, height)
+        size = [min(MAX_LONG_SIDE, max(PICTURE_SHORT_SIDE, round(side * scale))) for side in (width, height)]
+        scaled = self._small.scale(picture, *size)
+        return b"P", PICTURE.pack(*times, *scaled[:2]) + scaled[2]
+
+    def _still_record(self, number: int, pts_s: float, picture: av.VideoFrame) -> tuple[bytes, bytes]:
+        width, height = self._shape(picture)
+        shown = (height, width) if round(picture.rotation / 90) % 2 else (width, height)
+        scale = min(1.0, STILL_WIDTH / shown[0], MAX_STILL_HEIGHT / shown[1])
+        scaled = self._large.scale(picture, max(1, round(width * scale)), max(1, round(height * scale)))
+        return b"T", PICTURE.pack(number, pts_s, 0.0, *scaled[:2]) + scaled[2]
+
+    def _shape(self, picture: av.VideoFrame) -> tuple[float, float]:
+        """Width and height in square pixels, before it is turned upright."""
+        return picture.width * float(self._stream.sample_aspect_ratio or Fraction(1)), float(picture.height)
+
+    def _refuse_encrypted(self) -> NoReturn:
+        raise MediaRefused("unreadable", f"{self._name} is encrypted; use a copy without encryption.")
+
+
+class _Scaler:
+    """Scales pictures to one size and turns them upright."""
+
+    def __init__(self) -> None:
+        self._scaler, self._packer = VideoReformatter(), VideoReformatter()
+
+    def scale(self, picture: av.VideoFrame, width: int, height: int) -> tuple[int, int, bytes]:
+        """Height, width and RGB pixels of the upright picture; `width` and `height` are those before it is turned."""
         planes = self._scaler.reformat(
             picture,
-            width=min(MAX_LONG_SIDE, max(PICTURE_SHORT_SIDE, round(width * scale))),
-            height=min(MAX_LONG_SIDE, max(PICTURE_SHORT_SIDE, round(height * scale))),
+            width=width,
+            height=height,
             format="gbrp",  # scaling to packed pixels directly takes twice as long
             interpolation=Interpolation.AREA,
             threads=1,
         )
-        small = self._packer.reformat(planes, format="rgb24", threads=1)
-        if turns := round(picture.rotation / 90) % 4:
-            height, width, pixels = rotate(small.height, small.width, _pixels(small), turns)
-            return b"P", PICTURE.pack(*times, height, width) + pixels
-        return b"P", PICTURE.pack(*times, small.height, small.width) + _pixels(small)
-
-    def _refuse_encrypted(self) -> NoReturn:
-        raise MediaRefused("unreadable", f"{self._name} is encrypted; use a copy without encryption.")
+        packed = self._packer.reformat(planes, format="rgb24", threads=1)
+        return rotate(packed.height, packed.width, _pixels(packed), round(picture.rotation / 90) % 4)
 
 
 def _pixels(picture: av.VideoFrame) -> bytes:

@@ -3,7 +3,7 @@
     catalog.sqlite                            one row per reference, the generation, which grows with every change, and
                                               a checksum over all rows
     features/ID.HASH.safetensors              rows and informative seconds (references.py), SHA-256 in the row
-    thumbnails/ID.HASH.jpegs                  one small JPEG per second, SHA-256 in the row
+    thumbnails/ID.HASH.jpegs                  two small JPEGs per second, SHA-256 in the row
     writer.lock                               locked by the one process that may write
 
 A reference exists once its row does: its files are written, synced and renamed before the row, and the next writer that
@@ -15,9 +15,10 @@ log, since SQLite would treat a damaged log as one that was never finished.
 
 import hashlib
 import logging
+import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ from reference_db.store.tables import (
     select_rows,
     with_hash,
 )
-from reference_db.store.thumbnails import read_thumbnail, thumbnail_chunks
+from reference_db.store.thumbnails import read_thumbnail, thumbnail_chunks, thumbnails_per_second
 
 __all__ = ["FEATURE_SIZE", "Catalog", "Contents", "Reference", "ReferenceFeatures", "ReferenceId", "check_id"]
 
@@ -237,24 +238,37 @@ class Catalog:
         return features
 
     def thumbnail(self, id: ReferenceId, second: int) -> bytes | None:
-        """The JPEG of this second, or None if none is stored."""
+        """The JPEG of the middle of this second, else of its beginning; None if none is stored."""
+        found = self.thumbnails(id, second + 0.5, second + 1) or self.thumbnails(id, second, second + 0.5)
+        return found[0][1] if found else None
+
+    def thumbnails(self, id: ReferenceId, start_s: float, end_s: float) -> list[tuple[float, bytes]]:
+        """The stored JPEGs of this span of the reference, each with its time.
+
+        Two per second, at its beginning and its middle; one of earlier versions' thumbnails, at its middle.
+        """
         reference = self.get(id)
-        if not reference.thumbnails_sha256 or not 0 <= second < reference.n_seconds:
-            return None
+        if not reference.thumbnails_sha256:
+            return []
         try:
             with self.thumbnails_path(reference).open("rb") as pack:
-                jpeg = read_thumbnail(pack, second)
+                per_second = thumbnails_per_second(pack, reference.n_seconds)
+                return [
+                    (time_s, jpeg)
+                    for number, time_s in _thumbnail_times(per_second, reference.n_seconds, start_s, end_s)
+                    if (jpeg := read_thumbnail(pack, number))
+                ]
         except (OSError, ValueError) as error:
             if self.get(id) != reference:  # replaced meanwhile
-                return self.thumbnail(id, second)
+                return self.thumbnails(id, start_s, end_s)
             what = "its thumbnails cannot be read" if isinstance(error, OSError) else str(error)
             raise DamagedReference(id, what) from error
-        return jpeg or None
 
     def add(self, reference: Reference, features: Features, thumbnails: Sequence[bytes] | None = None) -> Reference:
         """The reference as stored, with the hashes of its files; when this returns, it survives a power cut.
 
-        Raises ReferenceExists if the id is taken. Thumbnails are one JPEG per second, empty if it has none.
+        Raises ReferenceExists if the id is taken. Thumbnails are two JPEGs per second, at its beginning and its
+        middle, empty where there is none; or one, at its middle.
         """
         if self._select("reference", "id", check_id(reference.id)):
             raise ReferenceExists(f"The id {reference.id} is taken; choose another with --id, or remove it first.")
@@ -314,7 +328,8 @@ class Catalog:
         replaced: Row | None,
     ) -> Reference:
         check_texts(reference.title, reference.owner, reference.tags)
-        if len(features.rows) != reference.n_seconds or (thumbnails and len(thumbnails) != reference.n_seconds):
+        lengths = (reference.n_seconds, 2 * reference.n_seconds)
+        if len(features.rows) != reference.n_seconds or (thumbnails and len(thumbnails) not in lengths):
             raise ValueError(f"{reference.id}: features and thumbnails must be {reference.n_seconds} seconds long")
         if (fault := length_fault(reference)) is not None:
             raise CatalogError(f"{reference.id} cannot be stored: {fault}.")
@@ -504,3 +519,11 @@ def _back_up(path: Path) -> Path:
     if path.exists():
         write_file(backup, path.read_bytes(), mode=PRIVATE_FILE)
     return backup
+
+
+def _thumbnail_times(per_second: int, n_seconds: int, start_s: float, end_s: float) -> Iterator[tuple[int, float]]:
+    """Number and time of each thumbnail in this span."""
+    first_s = 0.5 if per_second == 1 else 0.0
+    first, last = (math.ceil((time_s - first_s) * per_second) for time_s in (start_s, end_s))
+    for number in range(max(0, first), min(per_second * n_seconds, last)):
+        yield number, first_s + number / per_second

@@ -216,7 +216,7 @@ def test_alerts_export_writes_one_archive_with_valid_hashes(
         for file in manifest["files"]:
             content = archive.read(f"{alert.id}/{file['name']}")
             assert (len(content), hashlib.sha256(content).hexdigest()) == (file["bytes"], file["sha256"])
-    assert len(manifest["files"]) == 9 + 2
+    assert len(manifest["files"]) == 9 + 3
     assert (manifest["time_zone"], manifest["viewer"]["time_zone"]) == ("UTC", "Asia/Tokyo")
     assert "unknown time zone" in output_of(capsys, checked, "export", alert.id, "--time-zone", "Mars/Olympus", code=2)
     assert "no alert" in output_of(capsys, checked, "export", "f" * 24, "-o", str(tmp_path / "no.zip"), code=1)

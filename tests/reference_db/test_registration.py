@@ -37,6 +37,25 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_film(tmp_path_factory.mktemp("films") / "Mein Film (2).mp4", seed=1, seconds=12)
 
 
+def difference(shown: Image.Image, time_s: float) -> float:
+    """Between a thumbnail and the film at this time, in levels."""
+    return float(np.abs(np.asarray(shown, np.float32) - picture(1, time_s)).mean())
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((640, 360), (320, 180)), ((360, 640), (320, 569)), ((480, 360), (320, 240)), ((176, 144), (176, 144))],
+)
+def test_thumbnails_are_320_pixels_wide_whatever_their_shape(
+    size: tuple[int, int], expected: tuple[int, int], tmp_path: Path, encoder: Encoder
+) -> None:
+    pictures = [(n / 5, picture(1, n / 5, *size)) for n in range(10)]
+    path = write_clip(tmp_path / "film.mp4", pictures, fps=5)
+    with Catalog.open(tmp_path / "library", write=True) as catalog:
+        thumbnails = catalog.thumbnails(register(path, catalog, encoder).reference.id, 0, 2)
+    assert [Image.open(io.BytesIO(jpeg)).size for _, jpeg in thumbnails] == 4 * [expected]
+
+
 def still(grey: int) -> np.typing.NDArray[np.uint8]:
     return np.full((180, 320, 3), grey, np.uint8)
 
@@ -48,7 +67,7 @@ def test_a_film_becomes_a_reference(tmp_path: Path, encoder: Encoder, film: Path
         assert not done.already_there
         assert catalog.references() == (done.reference,)
         features = catalog.features(done.reference.id)
-        thumbnail = catalog.thumbnail(done.reference.id, 7)
+        thumbnails = catalog.thumbnails(done.reference.id, 0, 12)
     reference = done.reference
     assert (reference.id, reference.title, reference.owner) == ("Mein-Film-2", "Mein Film (2)", "We")
     assert (reference.n_seconds, reference.n_uninformative, reference.tags) == (12, 0, {"a": "b"})
@@ -57,8 +76,11 @@ def test_a_film_becomes_a_reference(tmp_path: Path, encoder: Encoder, film: Path
     assert steps == [(8, 12), (12, 12)]
     expected = encoder.encode([frame.picture for frame in decode_file(film)])
     assert np.array_equal(features.rows, expected.astype(np.float16))
-    assert thumbnail is not None
-    assert Image.open(io.BytesIO(thumbnail)).size == (160, 90)
+    assert [time_s for time_s, _ in thumbnails] == [number / 2 for number in range(24)]
+    for time_s, thumbnail in thumbnails:
+        shown = Image.open(io.BytesIO(thumbnail))
+        assert shown.size == (320, 180)
+        assert difference(shown, time_s) < difference(shown, time_s + 0.5), time_s
     assert done.report is not None
     assert done.report.warnings == ()
 

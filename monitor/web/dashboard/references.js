@@ -109,7 +109,7 @@ function uploader(jobs, onDone, signal) {
     el("button.button.primary", { type: "submit" }, "Register"),
     el(
       "p.hint",
-      "The video is decoded once; only features and one thumbnail per second are stored. A file written by ",
+      "The video is decoded once; only features and two thumbnails per second are stored. A file written by ",
       el("code", "copywatch refs export"),
       " (.copywatch) is imported directly.",
     ),

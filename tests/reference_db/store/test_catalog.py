@@ -40,6 +40,18 @@ def test_a_stored_reference_is_read_back_unchanged(tmp_path: Path) -> None:
         assert np.array_equal(loaded.informative, features.informative)
         assert not loaded.rows.flags.writeable
         assert [catalog.thumbnail(FILM, s) for s in (0, 3, 9, 10, -1)] == [b"jpeg 0", None, b"jpeg 9", None, None]
+        assert catalog.thumbnails(FILM, 1.6, 4.6) == [(2.5, b"jpeg 2"), (4.5, b"jpeg 4")]
+
+
+def test_two_thumbnails_per_second_are_read_by_time(tmp_path: Path) -> None:
+    jpegs = [b"" if number in (5, 8, 9) else b"jpeg %d" % number for number in range(20)]
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(), some_features(10), jpegs)
+        assert [catalog.thumbnail(FILM, s) for s in (0, 2, 4, 10)] == [b"jpeg 1", b"jpeg 4", None, None]
+        assert catalog.thumbnails(FILM, -1, 1.5) == [(0.0, b"jpeg 0"), (0.5, b"jpeg 1"), (1.0, b"jpeg 2")]
+        assert catalog.thumbnails(FILM, 9.2, 99) == [(9.5, b"jpeg 19")]
+        with pytest.raises(ValueError, match="must be 10 seconds long"):
+            catalog.add(replace(some_reference(), id=NEWS), some_features(10), jpegs[:15])
 
 
 def test_references_are_sorted_and_counted_by_generation(tmp_path: Path) -> None:
