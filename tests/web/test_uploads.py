@@ -116,6 +116,10 @@ def test_a_video_becomes_a_reference(server: WebAppServer, clip: bytes) -> None:
     assert shown["tags"] == {"territory": "EU", "year": "2026"}
     assert [one["id"] for one in client.get("/jobs")["items"]] == [job["id"]]
     assert leftover_uploads(server) == []
+    entries = [one.as_dict() for one in server.context.audit.records()]
+    asked, registered = [one for one in entries if one["details"].get("job") == job["id"]]
+    assert (asked["action"], asked["status"], asked["via"]) == ("refs add", 202, "api")
+    assert (registered["action"], registered["object"], registered["who"]) == ("refs add", "i-Evil-Film", "copywatch")
 
 
 def _priorities(module: str) -> Iterator[int]:

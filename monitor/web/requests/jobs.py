@@ -23,8 +23,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from monitor.audit.log import Actor, AuditLog, Change
 from monitor.config.settings import Settings
-from monitor.errors import JobsFailed
+from monitor.errors import AuditFailed, JobsFailed
 from monitor.ops.sqlite_store import SqliteStore
 from monitor.ops.timestamps import rfc3339
 from reference_db.errors import CatalogError, CatalogLocked
@@ -36,6 +37,7 @@ FILE, FOLDER = "jobs.sqlite", "uploads"
 MAX_FINISHED = 1000  # jobs that are done or failed; the oldest are deleted
 LOCKED_S = 2.0  # between two attempts while another process writes to the library
 REGISTER, IMPORT, REMOVE = "register", "import", "remove"
+ACTIONS = {REGISTER: "refs add", IMPORT: "refs import", REMOVE: "refs rm"}  # in the audit log
 WAITING, RUNNING, DONE, FAILED = "waiting", "running", "done", "failed"
 NO_RESULT = (
     "The registration process ended without a result: it was stopped, or the file needs more memory than "
@@ -132,6 +134,7 @@ class Registrar:
 
     def __init__(self, jobs: Jobs, settings: Settings) -> None:
         self.jobs, self._settings = jobs, settings
+        self._audit = AuditLog(settings.data_dir)
         self._has_work = asyncio.Event()
         self._finished: dict[str, asyncio.Event] = {}
 
@@ -176,6 +179,7 @@ class Registrar:
             await asyncio.to_thread(self.jobs.update, job.id, WAITING, "waiting for another writer of the library")
             await asyncio.sleep(LOCKED_S)
             return
+        await asyncio.to_thread(self._record, job, outcome)
         if (result := outcome.get("result")) is not None:
             await asyncio.to_thread(self.jobs.update, job.id, DONE, str(result["outcome"]), result)
         else:
@@ -185,6 +189,21 @@ class Registrar:
         self.jobs.progress.pop(job.id, None)
         if (finished := self._finished.pop(job.id, None)) is not None:
             finished.set()
+
+    def _record(self, job: Job, outcome: Mapping[str, Any]) -> None:
+        """Adds the result to the audit log; the entry of the request has the job's id and the caller's name."""
+        result = outcome.get("result") or {}
+        change = Change(
+            action=ACTIONS[job.kind],
+            actor=Actor(None, None, "monitor"),
+            result="done" if result else "failed",
+            object=result.get("reference"),
+            details={"job": job.id, "outcome": result.get("outcome")},
+        )
+        try:
+            self._audit.append(change)
+        except AuditFailed as error:
+            logger.error("%s; the result of job %s is not recorded", error, job.id)
 
     def _remove(self, job: Job) -> dict[str, Any]:
         """Removes a reference; the outcome in the form of the child's last line."""
