@@ -209,6 +209,11 @@ class WebSettings(_Section):
         default=(),
         description="Addresses or networks of reverse proxies whose `X-Forwarded-For` and `-Proto` are believed.",
     )
+    max_channels: int = Field(
+        default=200,
+        ge=0,
+        description="Channels in all up to which the API may add one; each is a process.",
+    )
     max_upload_bytes: int = Field(default=8 << 30, ge=1, description="Maximum size of an uploaded video.")
 
 
