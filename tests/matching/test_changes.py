@@ -41,16 +41,16 @@ def test_an_edited_copy_has_the_changes_of_its_film(seed: int) -> None:
     assert correlation > 2 * MIN_START
 
 
-def test_a_cut_at_the_same_time_is_not_enough() -> None:
+def test_a_cut_at_the_same_time_counts_less_than_changes_in_every_second() -> None:
     studio, camera = (np.random.default_rng(seed).normal(size=128) for seed in (20, 21))
     live, ref = (
-        unit(np.stack([studio] * 6 + [camera] * 6) + 0.2 * np.random.default_rng(seed).normal(size=(12, 128)))
+        unit(np.stack([studio] * 15 + [camera] * 15) + 0.2 * np.random.default_rng(seed).normal(size=(30, 128)))
         for seed in (22, 23)
     )
     correlation = change_correlation(live, ref)
     assert correlation is not None
-    assert correlation < MIN_START
-    assert np.corrcoef((live - live.mean(axis=0)).ravel(), (ref - ref.mean(axis=0)).ravel())[0, 1] > 0.7
+    whole = np.corrcoef((live - live.mean(axis=0)).ravel(), (ref - ref.mean(axis=0)).ravel())[0, 1]
+    assert correlation < 0.5 * whole
 
 
 def test_movement_that_is_over_within_a_second_is_not_steady() -> None:
