@@ -233,7 +233,7 @@ class Registrar:
             "memory_bytes": settings.registration.memory_bytes,
             "settings": {
                 "matching": settings.matching.model_dump(),
-                "alerting": settings.alerting.model_dump(include={"threshold"}),
+                "alerting": settings.alerting.model_dump(include={"min_confidence"}),
             },
             "parent": os.getpid(),
         }
