@@ -31,7 +31,7 @@ def probe_channel(channel: ChannelSettings, seconds: float) -> tuple[dict[str, A
                     first, picture = last, frame.picture
                 if last[0] - first[0] >= seconds or last[1] - first[1] >= 2 * seconds:
                     break
-            info, keys = child.info(), list(child.key_times_s)
+            info, keys = child.info(), [key.pts_s for key in child.keys]
     except MediaError as error:
         raise Unreachable(str(error)) from error
     assert first is not None

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from monitor.ingest.clock import ChannelEpoch
 from monitor.ops.channel_status import ChannelStatus
+from reference_db.errors import MediaError
 from reference_db.media.decoding import DecodingChild
 from reference_db.media.frames import Frame, Mode
 
@@ -209,11 +210,14 @@ class FileSource:
                 if self._closed:
                     self._child.kill()
                 for frame in self._child.frames():
+                    self._status.enter(None)  # it may have failed before
                     position = {"file": file, "second": frame.second}
                     sample = Sample(epoch, frame.second, frame, datetime.now(UTC), "not in the file", position)
                     if frame.second > self._done_s and not buffer.put(sample):
                         return
         except Exception as error:  # the consumer must see whatever ends the thread
+            reason = str(error).rstrip(".") if isinstance(error, MediaError) else "the file cannot be read"
+            self._status.enter("failed", reason, self._child.failure if self._child is not None else None)
             buffer.end(error)
         buffer.end()
 

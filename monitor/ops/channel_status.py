@@ -23,7 +23,8 @@ class ChannelReport:
 
     channel: str
     source_state: str | None  # one of STATES; None where no live source reports it: a file, or records of Kafka
-    reason: str | None  # why the source is in this state, in one word; None while it is up
+    reason: str | None  # why it is in this state, in a sentence as in the log; None while it is up
+    cause: str | None  # the same in one word, such as missing or frozen
     has_ended: bool  # its task is done, as after the end of a file
     since: datetime  # of `state`
     n_received: int
@@ -33,6 +34,7 @@ class ChannelReport:
     gap_s: float  # seconds that were never received
     lag_s: float | None  # from arrival to outcome of the newest processed frame; None where nothing measures it
     last_frame_at: datetime | None  # when the newest frame was processed
+    last_new_at: datetime | None  # when the newest frame of a live source arrived; one received before is not new
     created_s: float  # Unix time at which counting started
 
     @property
@@ -62,6 +64,7 @@ class ChannelStatus:
         self._lock = threading.Lock()
         self._source_state: str | None = None
         self._reason: str | None = None
+        self._cause: str | None = None
         self._has_ended = False
         self._since = datetime.now(UTC)
         self._created_s = time.time()
@@ -71,6 +74,7 @@ class ChannelStatus:
         self._reconnects: Counter[str] = Counter()
         self._lag_s: float | None = None
         self._last_frame_at: datetime | None = None
+        self._last_new_at: datetime | None = None
 
     def report(self) -> ChannelReport:
         """All of it, as of one moment."""
@@ -79,6 +83,7 @@ class ChannelStatus:
                 self.channel,
                 self._source_state,
                 self._reason,
+                self._cause,
                 self._has_ended,
                 self._since,
                 self._n_received,
@@ -88,14 +93,18 @@ class ChannelStatus:
                 self._gap_s,
                 self._lag_s,
                 self._last_frame_at,
+                self._last_new_at,
                 self._created_s,
             )
 
-    def enter(self, state: str, reason: str | None = None) -> None:
-        """Called by the live source: its state is this one from now on."""
+    def enter(self, state: str | None, reason: str | None = None, cause: str | None = None) -> None:
+        """Called by the source: its state is this one from now on; None where it is a file that can be read.
+
+        `reason` is a sentence without secrets.
+        """
         with self._lock:
             before = self._state
-            self._source_state, self._reason = state, reason
+            self._source_state, self._reason, self._cause = state, reason, cause
             self._note_change(before)
 
     def end(self) -> None:
@@ -103,6 +112,11 @@ class ChannelStatus:
         with self._lock:
             before, self._has_ended = self._state, True
             self._note_change(before)
+
+    def note_new_frame(self, arrived_at: datetime) -> None:
+        """Called by the live source: a frame arrived that it had not received before."""
+        with self._lock:
+            self._last_new_at = arrived_at
 
     def count_received(self) -> None:
         """One more frame arrived and waits."""

@@ -20,6 +20,7 @@ from monitor.ops.channel_status import ChannelStatus
 from monitor.ops.logs import channel_logs
 from monitor.ops.memory_limits import MemoryLimit, memory_limits
 from monitor.ops.metrics import Metrics
+from reference_db.errors import CatalogError
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +161,9 @@ async def run_channel(
                 await work()
                 logger.info("the stream ended")
                 return
+            except CatalogError as error:  # the file cannot be decoded
+                logger.error("%s; trying again in %.0f s", str(error).rstrip("."), backoff.next_s)
+                await backoff.wait(stop)
             except Exception:
                 logger.exception("the channel failed; restarting it in %.0f s", backoff.next_s)
                 await backoff.wait(stop)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from reference_db.media.addresses import AddressRefused, scheme_of
@@ -17,6 +18,7 @@ from reference_db.media.frames import RECORD
 if TYPE_CHECKING:
     from reference_db.media.socket_guard.gateway import Gateway
 
+KEY_WAIT_S = 1.5  # a key picture's record can wait for the next picture, if there is one
 RECORD_BYTES = 1 << 18  # a picture's record is one write: each write wakes the parent
 
 
@@ -38,7 +40,7 @@ def main() -> None:
         for kind, body in session.records():
             _write_warnings(out, gateway)
             out.write(kind, body)
-        out.write(b"Z", b"")
+        out.write(b"Z", session.recording().encode())
     except Exception as error:
         failure, message = session.explain(error)
         _write_warnings(out, gateway)
@@ -60,12 +62,15 @@ class RecordWriter:
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
+        self._flushed_s = 0.0
 
     def write(self, kind: bytes, body: bytes) -> None:
         try:
             self._out.write(RECORD.pack(kind, len(body)))
             self._out.write(body)
-            if kind != b"K":  # it can wait for the next record
+            now_s = time.monotonic()
+            if kind != b"K" or now_s - self._flushed_s > KEY_WAIT_S:
+                self._flushed_s = now_s
                 self._out.flush()
         except BrokenPipeError:
             os._exit(0)  # the parent has closed its end

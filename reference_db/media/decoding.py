@@ -6,13 +6,14 @@ with a password), answers with records on stdout, and imports neither torch nor 
 parent's end of the pipe.
 
 A record is a kind (1 byte), a length (4 bytes) and a body: I = VideoInfo as JSON, P = a picture, H = the last picture
-held for another second, T = a still, K = the time of a key picture, W = a warning, S = its sandbox as JSON, E = the
-final error as JSON, Z = the end.
+held for another second, T = a still, K = a KeyPicture, W = a warning, S = its sandbox as JSON, E = the final error as
+JSON, Z = the end, with the name of the recording that ended.
 """
 
 import fcntl
 import json
 import logging
+import math
 import os
 import select
 import signal
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 
 from reference_db.errors import MediaError
 from reference_db.media.addresses import display_name
-from reference_db.media.frames import KEY, PICTURE, RECORD, Frame, Mode, VideoInfo
+from reference_db.media.frames import KEY, PICTURE, RECORD, Frame, KeyPicture, Mode, VideoInfo
 from reference_db.media.sandbox.confinement import Mechanism
 
 logger = logging.getLogger(__name__)
@@ -72,12 +73,17 @@ class DecodingChild:
         self.name = display_name(url)
         self.failure: str | None = None  # kind of the error that ended it: missing, denied, stalled, crashed, ...
         self.no_progress_s = no_progress_s  # may be changed while it runs
-        self.key_times_s: deque[float] = deque(maxlen=32)  # of the newest key pictures, live only
+        self.quiet_s = math.inf  # after which without a picture `on_quiet` is called; may be changed while it runs
+        self.on_quiet: Callable[[], None] = lambda: None
+        self.on_key: Callable[[KeyPicture], None] = lambda key: None  # called in the thread that reads the frames
+        self.keys: deque[KeyPicture] = deque(maxlen=32)  # the newest, live only
         self.n_damaged = 0  # pictures decoded with damage, live only
         self._on_still = on_still
+        self.recording = ""  # at the end of a stream: `VideoInfo.recording`, also if it was live before
         self._opening_s = opening_s
         self._warned: set[str] = set()
         self._killed = False
+        self._quiet_at_s = math.inf
         self._info: VideoInfo | None = None
         self._stderr = bytearray()
         self._unread = bytearray()
@@ -149,6 +155,7 @@ class DecodingChild:
             except _Killed:
                 return
             if kind == b"Z":
+                self.recording = body.decode()
                 return
             second, pts_s, age_s, height, width = PICTURE.unpack_from(body)
             if kind == b"T" and self._on_still is not None:
@@ -158,6 +165,10 @@ class DecodingChild:
                 picture = np.frombuffer(body, np.uint8, offset=PICTURE.size).reshape(height, width, 3)
             assert picture is not None
             yield Frame(second, pts_s, picture, kind == b"H", age_s)
+
+    def key_of(self, frame: Frame) -> KeyPicture | None:
+        """The key picture from which this frame was decoded; None where the stream has no time stamps."""
+        return next((key for key in reversed(self.keys) if key.pts_s <= frame.pts_s), None)
 
     def kill(self) -> None:
         """Kills the child; a reader in another thread then sees the end."""
@@ -175,13 +186,14 @@ class DecodingChild:
             pipe.close()
 
     def _read_record(self, kinds: bytes, timeout_s: float) -> tuple[bytes, bytes]:
-        deadline = time.monotonic() + timeout_s
+        deadline, self._quiet_at_s = time.monotonic() + timeout_s, time.monotonic() + self.quiet_s
         while True:
             kind, length = RECORD.unpack(self._read(RECORD.size, deadline, timeout_s))
             body = self._read(length, deadline, timeout_s)
             if kind == b"K":  # not progress: it may be a key picture that cannot be decoded
-                key_s, self.n_damaged = KEY.unpack(body)
-                self.key_times_s.append(key_s)
+                self.n_damaged, *key = KEY.unpack(body)
+                self.keys.append(KeyPicture(*key))
+                self.on_key(self.keys[-1])
             elif kind == b"W":
                 self._warn(body.decode())
             elif kind == b"I":
@@ -202,8 +214,12 @@ class DecodingChild:
 
     def _read(self, n_bytes: int, deadline: float, timeout_s: float) -> bytes:
         while len(self._unread) < n_bytes:
-            ready = {fd for fd, _ in self._poll.poll(max(0.0, deadline - time.monotonic()) * 1000)}
-            if not ready:
+            until_s = min(deadline, self._quiet_at_s)
+            ready = {fd for fd, _ in self._poll.poll(max(0.0, until_s - time.monotonic()) * 1000)}
+            if not ready and until_s < deadline:
+                self._quiet_at_s = math.inf
+                self.on_quiet()
+            elif not ready:
                 self._process.kill()
                 raise self._failed("stalled", f"{self.name} sent no picture for {timeout_s:g} s.")
             if self._err in ready:

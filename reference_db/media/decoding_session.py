@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -20,7 +21,7 @@ from av.error import FFmpegError
 
 from reference_db.media.addresses import SCHEME_RULES, AddressRefused, display_name, scheme_of
 from reference_db.media.child_process import wipe_environment
-from reference_db.media.frames import MAX_PIXELS, Mode
+from reference_db.media.frames import MAX_PIXELS, Mode, VideoInfo
 from reference_db.media.sampling import CODECS, MediaRefused, VideoSampler
 from reference_db.media.sandbox.confinement import Mechanism, Needs, confine_decoder
 from reference_db.media.socket_guard import guard
@@ -29,6 +30,9 @@ from reference_db.media.socket_guard.gateway import Gateway
 # FFmpeg's own time-outs, the second for one packet of any stream: longer than the parent's, since a playlist may have
 # nothing new for the length of a segment, and a channel may send one picture every few seconds.
 OPEN_TIMEOUT_S, READ_TIMEOUT_S = 10.0, 40.0
+# From when on a connection shows that the source produces now. Two servers of one network may differ by a segment, so
+# one move of a playlist is not enough; what any other server has stored arrives at once.
+FRESH_MOVES, FRESH_S = 2, 5.0
 # Trusted certificates, for the protocols in which FFmpeg itself verifies them.
 CERTIFICATES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem")
 # Live streams: FFmpeg would read 20 pictures to measure the frame rate, 4 s of a channel at 5 fps, and wait for a key
@@ -58,6 +62,8 @@ class DecodingSession:
         self._gateway = gateway
         self._sampler: VideoSampler | None = None
         self._needs = Needs()
+        self._first_key_s: float | None = None
+        self._is_fresh = False
 
     def records(self) -> Iterator[tuple[bytes, bytes]]:
         """The records of the request. Enters the sandbox on the way."""
@@ -74,16 +80,39 @@ class DecodingSession:
             url, options=options, timeout=(OPEN_TIMEOUT_S, READ_TIMEOUT_S), metadata_errors="surrogateescape"
         ) as container:
             name = display_name(self._url)
-            self._sampler = VideoSampler(container, name, self._live, self._mode, self._no_video_s, self._stills)
-            info = self._sampler.info()
+            self._sampler = VideoSampler(
+                container, name, self._live, self._mode, self._no_video_s, self._stills, self._check_fresh
+            )
+            info = self._info()
             yield b"I", json.dumps(asdict(info)).encode()
             for record in self._sampler.records():
                 if not info.width and record[0] == b"P":  # the size was not known when it was opened
-                    info = self._sampler.info()
+                    info = self._info()
                     yield b"I", json.dumps(asdict(info)).encode()
                 yield record
-        if truncation := self._problems().get("truncation"):
+        if truncation := self._ask_gateway("problems").get("truncation"):
             raise MediaRefused(*truncation)
+
+    def recording(self) -> str:
+        """See `VideoInfo.recording`."""
+        return str(self._ask_gateway("progress").get("recording", ""))
+
+    def _info(self) -> VideoInfo:
+        assert self._sampler is not None
+        progress = self._ask_gateway("progress")
+        segment_s, recording = progress.get("segment_s", 0.0), progress.get("recording", "")
+        return replace(self._sampler.info(), segment_s=segment_s, recording=recording)
+
+    def _check_fresh(self) -> bool:
+        """Whether the source has shown that it produces now: its playlist moves, or it still sends after a while."""
+        if self._first_key_s is None:
+            self._first_key_s = time.monotonic()
+        if not self._is_fresh:
+            progress, sent_s = self._ask_gateway("progress"), time.monotonic() - self._first_key_s
+            n_moves = progress.get("n_moves")
+            is_flowing = sent_s >= FRESH_S and not progress.get("recording")
+            self._is_fresh = is_flowing if n_moves is None else n_moves >= FRESH_MOVES
+        return self._is_fresh
 
     def explain(self, error: Exception) -> tuple[str, str]:
         """Kind and sentence of the error that ended it. PyAV's own message would contain the URL with its password."""
@@ -91,9 +120,11 @@ class DecodingSession:
             return error.args
         if isinstance(error, AddressRefused):
             return "unsupported", str(error)
-        problems = self._problems()
+        problems = self._ask_gateway("problems")
         if refusals := problems.get("refusals"):
             return "refused", refusals[0]
+        if (truncation := problems.get("truncation")) and truncation[0] == "restarted":
+            return truncation[0], truncation[1]
         has_pictures = self._sampler is not None and self._sampler.has_pictures
         if (problem := problems.get("last")) and not has_pictures:
             return problem[0], problem[1]
@@ -158,9 +189,9 @@ class DecodingSession:
             Mechanism("files", file, opened),
         ]
 
-    def _problems(self) -> dict[str, Any]:
+    def _ask_gateway(self, what: str) -> dict[str, Any]:
         try:
-            return self._gateway.problems() if self._gateway is not None else {}
+            return self._gateway.facts(what) if self._gateway is not None else {}
         except OSError:
             return {}  # it has ended
 
@@ -196,7 +227,9 @@ def _classify(error: Exception, name: str, *, has_pictures: bool) -> tuple[str, 
     match error:
         case av.error.HTTPUnauthorizedError() | av.error.HTTPForbiddenError():
             return "denied", f"{name} denies access; check user, password or token."
-        case av.error.HTTPNotFoundError() | av.error.FileNotFoundError():
+        case av.error.HTTPNotFoundError():
+            return "missing", f"{name} has nothing at this address (404); check the path."
+        case av.error.FileNotFoundError():
             return "missing", f"{name} has nothing at this address; check the path."
         case av.error.HTTPError():
             return "failed", f"{name} answers with an HTTP error."

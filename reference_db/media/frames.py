@@ -28,7 +28,7 @@ MAX_HOLD_S = 10  # an older key picture no longer shows what is on air
 # Records that the decoding child sends to its parent (decoding.py).
 RECORD = struct.Struct("<cI")  # kind, length of the body
 PICTURE = struct.Struct("<qddHH")  # second (of a still: its number), pts_s, age_s, height, width; then the pixels
-KEY = struct.Struct("<dI")  # pts_s of a key picture, number of pictures decoded with damage so far
+KEY = struct.Struct("<IdQ?")  # pictures decoded with damage so far; pts_s, fingerprint, is_fresh of a KeyPicture
 
 Mode = Literal["exact", "economy", "auto"]
 T = TypeVar("T")
@@ -51,6 +51,15 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyPicture:
+    """A key picture of a live stream as it was sent, decoded or not."""
+
+    pts_s: float
+    fingerprint: int  # of its time stamp and its bytes: equal only if the same picture is sent again
+    is_fresh: bool  # the source has shown in this connection that it produces now, not only serves what it has
+
+
+@dataclass(frozen=True, slots=True)
 class VideoInfo:
     """A video's metadata, known before anything is decoded."""
 
@@ -60,6 +69,8 @@ class VideoInfo:
     codec: str
     fps: float | None
     format: str  # FFmpeg's name of the container, such as mpegts or hls
+    segment_s: float = 0.0  # the longest segment of HLS
+    recording: str = ""  # identifies a resource that is complete and will not grow; empty if live or a file
 
 
 class OneFps(Generic[T]):

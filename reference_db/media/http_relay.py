@@ -15,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import IO, Any
@@ -30,6 +31,7 @@ PAUSE_S = 0.5  # then the relay pauses: a live stream wakes relay and decoder tw
 MAX_PLAYLIST_BYTES = 8 << 20
 MAX_URLS = 1 << 16  # of segments; the oldest are dropped, a live playlist never returns to them
 MAX_REDIRECTS = 8
+OTHER_EDGE = 3  # segments by which one server of a network may be behind another
 FORWARDED_HEADERS = ("Content-Type", "Content-Length", "Content-Range", "Accept-Ranges")
 
 ProblemCallback = Callable[[str, str], None]  # called with a kind and a sentence
@@ -41,6 +43,9 @@ class HttpRelay:
     def __init__(self, url: str, reach: ReachPolicy, on_problem: ProblemCallback = lambda kind, sentence: None) -> None:
         self.last_problem: tuple[str, str] | None = None  # kind and sentence
         self.truncation: tuple[str, str] | None = None  # why a response ended early
+        self.recording = ""  # identifies the stream if it is complete: a file, or a playlist with its end
+        self.progress: PlaylistProgress | None = None  # of the playlist that moved most; None if there is none
+        self._playlists: dict[str, PlaylistProgress] = {}
         self._on_problem = on_problem
         self._secret = secrets.token_hex(8)  # other processes of this machine cannot use the relay
         self._urls: dict[int, str] = {}
@@ -93,6 +98,20 @@ class HttpRelay:
             lines.append(line + "\n")
         return "".join(lines).encode("utf-8", "surrogateescape")
 
+    def note_playlist(self, url: str, playlist: bytes) -> None:
+        """Follows how the playlist at this URL moves. Raises PlaylistRestarted where its numbers start again."""
+        if b"#EXTINF" not in playlist:
+            return  # it only names other playlists
+        progress = self._playlists.setdefault(url, PlaylistProgress())
+        progress.push(playlist)
+        if self.progress is None or progress.n_moves >= self.progress.n_moves:
+            self.progress, self.recording = progress, progress.recording
+
+    def note_status(self, status: int, url: str) -> None:
+        """Stores a problem that the server reports by an HTTP status other than those that FFmpeg tells apart."""
+        if status not in (401, 403, 404):
+            self.last_problem = "failed", f"{display_name(url) if url else 'It'} answers with HTTP status {status}."
+
     def report(self, error: Exception, url: str = "") -> tuple[str, str]:
         """Stores and reports a problem; its kind and sentence."""
         self.last_problem = _explain(error, display_name(url) if url else "It")
@@ -137,6 +156,43 @@ class HttpRelay:
         return BoundRequest
 
 
+class PlaylistRestarted(Exception):
+    """The numbers of a playlist start again, as after a restart of the encoder; FFmpeg would wait for the old ones."""
+
+
+class PlaylistProgress:
+    """How one media playlist of HLS moves while it is read.
+
+    An origin whose encoder has died serves its last playlist for ever; only one that moves shows that it is live.
+    """
+
+    def __init__(self) -> None:
+        self.n_moves = 0  # times it had segments beyond all before
+        self.recording = ""  # identifies a playlist that has its end
+        self.segment_s = 0.0  # the longest segment, as the playlist announces it
+        self._first, self._end = 0, -1  # numbers of its first segment and after its last
+
+    def push(self, playlist: bytes) -> None:
+        """The playlist as it is now. Raises PlaylistRestarted."""
+        lines = [line.strip() for line in playlist.splitlines() if line.strip()]
+        first = _tag(lines, b"#EXT-X-MEDIA-SEQUENCE:")
+        end = first + sum(not line.startswith(b"#") for line in lines)
+        if self._end >= 0 and (end < self._end - OTHER_EDGE or end <= self._first):
+            raise PlaylistRestarted("has started its playlist again.")
+        self.n_moves += 0 <= self._end < end
+        self._first, self._end = first, max(end, self._end)
+        self.segment_s = float(_tag(lines, b"#EXT-X-TARGETDURATION:"))
+        if b"#EXT-X-ENDLIST" in lines:
+            self.recording = f"{end} {zlib.crc32(b' '.join(line.partition(b'?')[0] for line in lines))}"
+
+
+def _tag(lines: list[bytes], name: bytes) -> int:
+    """The whole number of a tag; 0 without it."""
+    found = (line.removeprefix(name) for line in lines if line.startswith(name))
+    number = re.match(rb"\d{1,18}", next(found, b""))
+    return int(number.group()) if number else 0
+
+
 class _RelayRequest(BaseHTTPRequestHandler):
     """Answers one request from FFmpeg."""
 
@@ -152,14 +208,19 @@ class _RelayRequest(BaseHTTPRequestHandler):
             if "://" in self.path and urlsplit(self.path).netloc != f"127.0.0.1:{self.relay.port}":
                 raise AddressRefused("It leads to an address that is not part of the stream.")
             with self.relay.fetch(path, headers) as reply:
-                self._forward(reply, self.relay.is_stream(path))
+                self._forward(reply, path)
         except urllib.error.HTTPError as error:
             with error:
                 if error.code < 400:
                     self.relay.report(
                         AddressRefused("It redirects in a loop, or to a URL that is neither http nor https.")
                     )
+                else:
+                    self.relay.note_status(error.code, url)
                 self._refuse(error.code if 400 <= error.code < 600 else 502)
+        except PlaylistRestarted as restarted:
+            self.relay.truncation = "restarted", f"{display_name(url)} {restarted}"
+            self._refuse(410)
         except (OSError, AddressRefused, http.client.HTTPException, ValueError) as error:
             kind, _ = self.relay.report(error, url)
             self._refuse(403 if kind == "refused" else 502)
@@ -172,14 +233,16 @@ class _RelayRequest(BaseHTTPRequestHandler):
         except OSError:
             return  # FFmpeg closed the connection
 
-    def _forward(self, reply: http.client.HTTPResponse, is_stream: bool) -> None:
-        head = b""
+    def _forward(self, reply: http.client.HTTPResponse, path: str) -> None:
+        head, is_stream = b"", self.relay.is_stream(path)
         while len(head) < 7 and (part := reply.read1(CHUNK_BYTES)):
             head += part
         if head.lstrip(b"\xef\xbb\xbf\r\n\t ").startswith(b"#EXTM3U"):
-            self._forward_playlist(head, reply)
+            self._forward_playlist(head, reply, path)
             return
         length = reply.headers.get("Content-Length")
+        if is_stream and length is not None:
+            self.relay.recording = f"{length} {reply.headers.get('ETag') or reply.headers.get('Last-Modified') or ''}"
         send = self._send if length is not None else self._send_chunk
         try:
             self.send_response(reply.status)
@@ -210,11 +273,13 @@ class _RelayRequest(BaseHTTPRequestHandler):
         if send == self._send_chunk:
             self._send_chunk(b"")
 
-    def _forward_playlist(self, head: bytes, reply: http.client.HTTPResponse) -> None:
+    def _forward_playlist(self, head: bytes, reply: http.client.HTTPResponse, path: str) -> None:
         rest = reply.read(MAX_PLAYLIST_BYTES)
         if len(rest) >= MAX_PLAYLIST_BYTES:
             raise AddressRefused("Its playlist is larger than 8 MB.")
-        body = self.relay.rewrite_playlist(head.lstrip(b"\xef\xbb\xbf\r\n\t ") + rest, reply.url)
+        playlist = head.lstrip(b"\xef\xbb\xbf\r\n\t ") + rest
+        self.relay.note_playlist(self.relay.real_url(path), playlist)
+        body = self.relay.rewrite_playlist(playlist, reply.url)
         self.send_response(200)
         self.send_header("Content-Type", "application/vnd.apple.mpegurl")
         self.send_header("Content-Length", str(len(body)))

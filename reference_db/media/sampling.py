@@ -8,7 +8,8 @@ of each second come besides: the first at or after its beginning, and the first 
 
 import math
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any, NoReturn, TypeAlias, TypeGuard
 
@@ -122,6 +123,7 @@ class VideoSampler:
         mode: Mode,
         no_video_s: float,
         stills: bool = False,
+        is_fresh: Callable[[], bool] = lambda: True,
     ) -> None:
         stream = container.streams.best("video")
         if not isinstance(stream, av.VideoStream) or stream.disposition & Disposition.attached_pic:
@@ -129,6 +131,7 @@ class VideoSampler:
         if stream.codec_context is None:
             raise MediaRefused("unreadable", f"{name} has a video that no decoder supports.")
         self._container, self._stream, self._name = container, stream, name
+        self._is_fresh = is_fresh
         self._decoder = stream.codec_context
         if self._decoder.codec.name not in VIDEO_CODECS:
             raise MediaRefused("unreadable", f"{name} has a video in a format that is not supported.")
@@ -183,7 +186,8 @@ class VideoSampler:
                 if self._can_skip(packet):
                     continue
                 if self._live and packet.is_keyframe and packet.pts is not None:
-                    yield b"K", KEY.pack(self._clock.of_packet(packet.pts), self._n_damaged)
+                    key_s = self._clock.of_packet(packet.pts)
+                    yield b"K", KEY.pack(self._n_damaged, key_s, _fingerprint(packet, packet.pts), self._is_fresh())
                 yield from self._records_of(self._picks(packet))
         except FFmpegError as caught:
             error = caught  # the pictures before it still count
@@ -384,6 +388,11 @@ def rotate(height: int, width: int, pixels: bytes, turns: int) -> tuple[int, int
             turned[colour::3] = b"".join(plane[column::width] for column in reversed(range(width)))
         height, width, pixels = width, height, bytes(turned)
     return height, width, pixels
+
+
+def _fingerprint(packet: "av.Packet[av.VideoStream]", ticks: int) -> int:
+    """Time stamp and checksum of the bytes, 32 bits each; FFmpeg may add a wrap of 2^33 ticks to the time stamp."""
+    return (ticks % (1 << 32)) << 32 | zlib.crc32(packet)
 
 
 def _until_end(packets: "Iterator[av.Packet[Any]]") -> "Iterator[av.Packet[Any]]":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
 from datetime import UTC, datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from monitor.ops.metrics import Metrics
 from monitor.runtime import channel_roster
 from monitor.runtime.channel_roster import CHANNEL_BYTES, ChannelRoster
 from reference_db.media.frames import Frame
+from tests.support.media import write_film
 
 
 class QueuedSource:
@@ -141,3 +143,31 @@ def test_the_status_of_a_channel_whose_task_is_done_is_ended() -> None:
     asyncio.run(asyncio.wait_for(run(), 60))
     report = metrics.channels.of("file").report()
     assert (report.state, report.n_processed) == ("ended", 1)
+
+
+def test_a_file_that_cannot_be_read_is_failed_with_the_reason_and_without_a_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics, missing = Metrics(CollectorRegistry()), ChannelSettings(name="file", url=str(tmp_path / "later.ts"))
+
+    async def fail() -> None:
+        stop = asyncio.Event()
+
+        async def work() -> None:
+            try:
+                await read_all(channel_roster.open_source(missing, metrics))
+            finally:
+                stop.set()
+
+        await channel_roster.run_channel("file", lambda: asyncio.sleep(0), work, stop)
+
+    asyncio.run(fail())
+    failed, sentence = metrics.channels.of("file").report(), "later.ts does not exist; check the path"
+    assert (failed.state, failed.cause, failed.reason) == ("failed", "missing", sentence)
+    (line,) = [one for one in caplog.records if one.levelname == "ERROR"]
+    assert line.getMessage().startswith(f"{sentence}; trying again in")
+    assert line.exc_info is None
+    write_film(tmp_path / "later.ts", 1, 2)
+    asyncio.run(read_all(channel_roster.open_source(missing, metrics)))
+    read = metrics.channels.of("file").report()
+    assert (read.source_state, read.reason) == (None, None)

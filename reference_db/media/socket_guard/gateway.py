@@ -64,9 +64,13 @@ class Gateway:
             raise AddressRefused(answer["refused"])
         return answer["url"], answer["port"]
 
-    def problems(self) -> dict[str, Any]:
-        """`refusals` (sentences), `last` and `truncation` (kind and sentence, or None)."""
-        return self._ask({"do": "problems"})[0]
+    def facts(self, what: str) -> dict[str, Any]:
+        """What it knows about the stream.
+
+        `problems`: `refusals` (sentences), `last` and `truncation` (kind and sentence, or None). `progress`, of HTTP:
+        `recording` (see `VideoInfo`), and of HLS `n_moves` and `segment_s` (see `PlaylistProgress`).
+        """
+        return self._ask({"do": what})[0]
 
     def warnings(self) -> list[str]:
         """The new sentences of its relay; does not wait."""
@@ -163,6 +167,7 @@ class _Server:
         answers: dict[str, Callable[[dict[str, Any], bytes], dict[str, Any]]] = {
             "address": self._address,
             "problems": self._problems,
+            "progress": self._progress,
             "connect": self._connect,
             "bind": self._bind,
             "send": self._send,
@@ -187,6 +192,14 @@ class _Server:
         last = self._relay.last_problem if self._relay is not None else None
         truncation = self._relay.truncation if self._relay is not None else None
         return {"refusals": self._refusals, "last": last, "truncation": truncation}
+
+    def _progress(self, question: dict[str, Any], data: bytes) -> dict[str, Any]:
+        if self._relay is None:
+            return {}
+        facts: dict[str, Any] = {"recording": self._relay.recording}
+        if (progress := self._relay.progress) is not None:
+            facts |= {"n_moves": progress.n_moves, "segment_s": progress.segment_s}
+        return facts
 
     def _answer_socket(self, question: dict[str, Any]) -> None:
         family, kind = question["family"], question["kind"]

@@ -4,6 +4,7 @@ A canary is a listener on a private address that the channel does not allow; a c
 """
 
 import base64
+import secrets
 import socket
 import ssl
 import subprocess
@@ -21,7 +22,7 @@ import pytest
 from reference_db.errors import MediaError
 from reference_db.media.addresses import ReachPolicy
 from reference_db.media.decoding import DecodingChild
-from reference_db.media.http_relay import HttpRelay
+from reference_db.media.http_relay import HttpRelay, PlaylistProgress, PlaylistRestarted
 from tests.support.changing_names import ChangingNames
 from tests.support.media import write_film
 
@@ -383,3 +384,46 @@ def test_a_hostile_playlist_reaches_no_canary_through_a_real_decoder(canary: lis
     ):
         list(child.frames())
     assert canary[1:] == []
+
+
+def media_playlist(first: int, n_segments: int, *more: str) -> bytes:
+    segments = [f"#EXTINF:4,\ns{number}.ts?token={secrets.token_hex(4)}" for number in range(first, first + n_segments)]
+    head = ["#EXTM3U", "#EXT-X-TARGETDURATION:4", f"#EXT-X-MEDIA-SEQUENCE:{first}"]
+    return "\n".join([*head, *segments, *more]).encode()
+
+
+def test_a_playlist_moves_only_with_segments_beyond_all_before() -> None:
+    progress, found = PlaylistProgress(), []
+    for first in (7, 7, 6, 7, 8, 8, 7, 9):  # two servers of a network, one a segment behind
+        progress.push(media_playlist(first, 3))
+        found.append(progress.n_moves)
+    assert found == [0, 0, 0, 0, 1, 1, 1, 2]
+    assert (progress.segment_s, progress.recording) == (4.0, "")
+
+
+def test_a_playlist_whose_numbers_start_again_is_reported() -> None:
+    for first, again in ((1000, 0), (4, 0), (4, 1)):
+        progress = PlaylistProgress()
+        progress.push(media_playlist(first, 6))
+        with pytest.raises(PlaylistRestarted):
+            progress.push(media_playlist(again, 2))
+
+
+def test_a_playlist_with_its_end_is_a_recording_that_stays_the_same() -> None:
+    names = []
+    for n_segments in (3, 3, 4):
+        progress = PlaylistProgress()
+        progress.push(media_playlist(7, n_segments, "#EXT-X-ENDLIST"))
+        names.append(progress.recording)
+    assert names[0] == names[1] != names[2]
+    assert "" not in names
+
+
+@pytest.mark.parametrize("status", [410, 503])
+def test_the_status_that_a_server_answers_with_is_named(status: int) -> None:
+    with serving(answering(lambda request: request.send_error(status))) as server:
+        url = f"http://u:{SECRET}@127.0.0.1:{server.server_address[1]}/x.ts?token={SECRET}"
+        with DecodingChild(url, live=True) as child, pytest.raises(MediaError) as caught:
+            list(child.frames())
+    assert str(caught.value) == f"http://127.0.0.1:{server.server_address[1]} answers with HTTP status {status}."
+    assert child.failure == "failed"
