@@ -59,6 +59,7 @@ def test_channels_that_need_attention_come_first(hostile: MonitorServer, visit: 
     page = visit(hostile.address)
     expect(page.locator(".tile .state")).to_have_text(["Failed", "Ended"])
     expect(page.locator(".lead")).to_contain_text("1 needs attention")
+    expect(page.locator(".tile").first).to_contain_text("refuses the connection; check host and port")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

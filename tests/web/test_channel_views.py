@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from monitor.alerting.outbox import History, Outbox
@@ -17,7 +18,8 @@ def test_a_channel_is_shown_as_its_status_says(tmp_path: Path) -> None:
     views = ChannelViews(lambda: [five], statuses, History(tmp_path))
     assert views.channels() == []  # it has no status yet
     status = statuses.of("five")
-    status.enter("stalled", "lost")
+    status.enter("stalled", "rtsp://host closed the connection", "lost")
+    status.note_new_frame(datetime(2026, 11, 18, 16, 43, 53, tzinfo=UTC))
     status.count_reconnect("lost")
     status.count_reconnect("ended")
     for _ in range(3):
@@ -35,9 +37,12 @@ def test_a_channel_is_shown_as_its_status_says(tmp_path: Path) -> None:
         "url": "rtsp://***@host/5",
         "mode": "exact",
         "state": "stalled",
+        "reason": "rtsp://host closed the connection",
+        "cause": "lost",
         "since": rfc3339(report.since),
         "lag_s": 0.5,
         "last_second_at": rfc3339(report.last_frame_at),
+        "last_new_at": "2026-11-18T16:43:53Z",
         "reconnects": 2,
         "gap_seconds": 7.0,
         "dropped": 1,
@@ -69,6 +74,10 @@ def test_each_change_is_listed_once(tmp_path: Path) -> None:
     assert views.changes() == {"five"}
     statuses.of("five").count_received()
     assert views.changes() == set()
+    statuses.of("five").enter("failed", "one reason")
+    assert views.changes() == {"five"}
+    statuses.of("five").enter("failed", "another reason")
+    assert views.changes() == {"five"}
     channels.clear()
     assert views.changes() == {"five"}
     assert views.changes() == set()

@@ -9,7 +9,7 @@ const REFRESH_MS = 5000;
 // Sorted by need for attention. The colour never stands alone: a text is beside it.
 const STATES = {
   failed: ["Failed", "bad", "Cannot be reached or decoded"],
-  denied: ["Refused", "bad", "The source denies access or leads to a private address"],
+  denied: ["Denied", "bad", "The source denies access, has nothing there, or leads to a private address"],
   no_video: ["No video", "bad", "Audio without video"],
   stalled: ["Stalled", "bad", "No new frames; reconnecting"],
   impaired: ["Impaired", "warn", "Black, flat or frozen for a minute"],
@@ -18,8 +18,17 @@ const STATES = {
   up: ["On air", "good", "Received and matched"],
 };
 
+// Causes that have a name of their own: a 404 denies nothing.
+const CAUSES = { missing: "Not found" };
+
 export function describeState(state) {
   return STATES[state] ?? [state, "idle", ""];
+}
+
+/** The reason that the monitor gives, as a sentence; what the state means where it gives none. */
+function explainState(channel, meaning) {
+  const reason = channel.reason ?? "";
+  return reason ? reason[0].toUpperCase() + reason.slice(1) : meaning;
 }
 
 export async function show(root, { signal }) {
@@ -145,10 +154,10 @@ class Tile {
   draw(channel, open) {
     const [label, tone, meaning] = describeState(channel.state);
     this.element.dataset.tone = tone;
-    put(this.state, el("span.shape", { "aria-hidden": "true" }), label);
+    put(this.state, el("span.shape", { "aria-hidden": "true" }), CAUSES[channel.cause] ?? label);
     this.state.dataset.tone = tone;
     this.state.title = meaning;
-    put(this.since, meaning, " · since ", moment(channel.since));
+    put(this.since, explainState(channel, meaning), " · since ", moment(channel.since));
     put(
       this.facts,
       fact("Lag", channel.lag_s === null ? "–" : `${channel.lag_s.toFixed(1)} s`),

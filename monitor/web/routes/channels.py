@@ -80,7 +80,7 @@ def new_channel(
     config, channel = _config(context), _checked(body.model_dump(), caller)
     context.limits.new_channels.take()
     try:
-        add_channel(config, channel, at_most=context.settings.web.max_channels)
+        add_channel(config, channel)
     except OSError as error:
         raise Problem(409, f"The configuration cannot be written: {error.strerror}.") from error
     response.headers["Location"] = f"/api/v1/channels/{channel.name}"
@@ -89,9 +89,12 @@ def new_channel(
         url=redact_url(channel.url),
         mode=channel.mode,
         state="starting",
+        reason=None,
+        cause=None,
         since=rfc3339(datetime.now(UTC)),
         lag_s=None,
         last_second_at=None,
+        last_new_at=None,
         reconnects=0,
         gap_seconds=0.0,
         dropped=0,
