@@ -124,7 +124,8 @@ class AuditLog:
 
     def finish(self, pending: int, change: Change) -> None:
         """Appends a change that was begun, with its result. If this fails, the next write tries again."""
-        self._unfinished[pending] = change
+        with self._lock:
+            self._unfinished[pending] = change
         with self._writing():
             pass
 
@@ -240,16 +241,18 @@ class AuditLog:
 
     @contextmanager
     def _writing(self, *, erases: bool = False) -> Iterator[apsw.Connection]:
-        """One transaction, which first appends the results that wait; one thread at a time."""
+        """One transaction, which first appends the results that wait."""
         with self._lock:
             unfinished = dict(self._unfinished)
-            with self._file.writing(erases=erases) as db:
-                for pending, change in unfinished.items():
-                    db.execute("DELETE FROM pending WHERE id = ?", (pending,))
+        with self._file.writing(erases=erases) as db:
+            for pending, change in unfinished.items():
+                db.execute("DELETE FROM pending WHERE id = ?", (pending,))
+                if db.changes():  # else another thread has just appended it
                     _append(db, change)
-                yield db
+            yield db
+        with self._lock:
             for pending in unfinished:
-                del self._unfinished[pending]
+                self._unfinished.pop(pending, None)
 
 
 def _append(db: apsw.Connection, change: Change) -> None:

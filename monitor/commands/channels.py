@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from monitor.commands.audited import audited
 from monitor.commands.terminal import ConfigOption, JsonOption, print_json, print_table, settings_of
-from monitor.config.settings import ChannelSettings, Settings, load_settings
+from monitor.config.settings import NO_ADDRESS, ChannelSettings, Settings, is_bare_word, load_settings
 from monitor.errors import ConfigError
 from reference_db.media.addresses import display_name, redact_url
 
@@ -46,6 +46,8 @@ def add(
 ) -> None:
     """Add a channel to the configuration; a running `serve` starts it within seconds."""
     channel = _channel(name, _url(url), mode, allow or [], private)
+    if is_bare_word(channel.url):
+        raise ConfigError(f"url: {NO_ADDRESS}, and there is no such file")
     if shared:
         from monitor.kafka.channel_assignment import refuse_files, write_channel
 
@@ -67,22 +69,29 @@ def add(
 def list_channels(
     context: typer.Context, shared: KafkaOption = False, config_file: ConfigOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the channels, with the state of each while `serve` runs."""
+    """List the channels, with the state of each and its reason while `serve` runs."""
     settings = settings_of(context, config_file)
-    states = _states(settings)
+    statuses = _statuses(settings)
     channels = settings.channels
     if shared:
         from monitor.kafka.channel_assignment import shared_channels
 
         channels = asyncio.run(shared_channels(settings.kafka))
     found = [
-        {"name": one.name, "state": states.get(one.name), "mode": one.mode, "url": redact_url(one.url)}
+        {
+            "name": one.name,
+            "state": statuses.get(one.name, {}).get("state"),
+            "mode": one.mode,
+            "url": redact_url(one.url),
+            "reason": statuses.get(one.name, {}).get("reason"),
+        }
         for one in channels
     ]
     if as_json:
         print_json(found)
     else:
-        print_table(("NAME", "STATE", "MODE", "URL"), [[value or "-" for value in one.values()] for one in found])
+        titles = ("NAME", "STATE", "MODE", "URL", "REASON")
+        print_table(titles, [[value or "-" for value in one.values()] for one in found])
 
 
 @app.command("rm")
@@ -123,7 +132,7 @@ def probe(
     """Watch a channel for some seconds and describe it; exit 4 if it cannot be opened."""
     config_file = config_file or context.obj[0]
     known = {one.name: one for one in settings_of(context, config_file).channels} if config_file else {}
-    channel = known.get(name_or_url) or _channel("test", _url(name_or_url), "exact", [], private)
+    channel = known.get(name_or_url) or _unlisted(_url(name_or_url), private)
     from monitor.ingest.channel_probe import probe_channel
     from reference_db.media.jpeg import encode_jpeg
 
@@ -165,12 +174,19 @@ def _channel(name: str, url: str, mode: str, allow: list[str], private: bool) ->
         raise ConfigError("\n".join(lines)) from None  # pydantic's own text might hold the password
 
 
-def _states(settings: Settings) -> dict[str, str]:
-    """The state of each channel in a running `serve`; empty if none answers."""
+def _unlisted(url: str, private: bool) -> ChannelSettings:
+    """A channel of this address, to test it."""
+    if is_bare_word(url):
+        raise ConfigError(f"there is no channel {url} and no such file; {NO_ADDRESS}")
+    return _channel("test", url, "exact", [], private)
+
+
+def _statuses(settings: Settings) -> dict[str, dict[str, str | None]]:
+    """State and reason of each channel in a running `serve`; empty if none answers."""
     host = f"[{settings.web.host}]" if ":" in settings.web.host else settings.web.host
     try:
         with urllib.request.urlopen(f"http://{host}:{settings.web.port}/channelz", timeout=STATE_TIMEOUT_S) as reply:
-            channels: dict[str, dict[str, str]] = json.load(reply)["channels"]
-            return {name: channel["state"] for name, channel in channels.items()}
+            channels: dict[str, dict[str, str | None]] = json.load(reply)["channels"]
+            return {name: {key: one[key] for key in ("state", "reason")} for name, one in channels.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):  # nothing listens there, or another program
         return {}

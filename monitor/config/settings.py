@@ -26,6 +26,9 @@ from reference_db.text import is_printable
 
 ENV_PREFIX = "COPYWATCH_"
 CHANNEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+NO_ADDRESS = f"an address starts with one of {', '.join(scheme + '://' for scheme in SCHEMES)}"
+# HOST.DOMAIN/, HOST:PORT or a playlist, without a scheme; only a file that exists may be named like this.
+_NO_SCHEME = re.compile(r"(?i)[a-z0-9-]+(\.[a-z0-9-]+)+(:\d+)?/|[a-z0-9.-]+:\d+(/|$)|.*\.m3u8?$")
 # Variables that Kubernetes sets in every pod beside a service called "copywatch", and ours that are not settings.
 _NOT_SETTINGS = re.compile(r"COPYWATCH_(CONFIG|KAFKA_HOME|TEST_KAFKA|SERVICE_HOST|SERVICE_PORT(_.*)?|PORT(_.*)?)")
 
@@ -45,6 +48,8 @@ def _check_url(url: str) -> str:
         raise ValueError("expected printable characters; write others as %XX")
     scheme, mark, _ = url.partition("://")
     scheme = scheme.lower()
+    if _NO_SCHEME.match(url) and is_bare_word(url):
+        raise ValueError(NO_ADDRESS)
     if not mark or scheme == "file":
         return url
     if scheme == "srt":
@@ -58,6 +63,11 @@ def _check_url(url: str) -> str:
     if not named and scheme not in ("udp", "rtp"):  # these may listen on any address
         raise ValueError("expected scheme://host:port/path; write @ : / ? # inside a password as %40 %3A %2F %3F %23")
     return url
+
+
+def is_bare_word(url: str) -> bool:
+    """Whether the URL of a channel is neither an address nor an absolute path nor a file that exists now."""
+    return "://" not in url and not os.path.isabs(url) and not os.path.exists(url)
 
 
 def _check_host(host: str) -> str:
@@ -78,15 +88,6 @@ def _check_network(text: str) -> str:
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute_path)]
-
-
-# Settings of older versions, and what to write instead.
-REMOVED = {
-    "alerting.threshold": (
-        "alerts are chosen by confidence now: remove it, or set alerting.min_confidence, the chance that an alert is "
-        "right (0 to 0.99; the default 0.5 gives about the alerts of threshold 0.12)"
-    )
-}
 
 
 class _Section(BaseModel):
@@ -152,12 +153,7 @@ class MatchingSettings(_Section):
 class AlertingSettings(_Section):
     """Which copies raise an alert, and where alerts are written."""
 
-    min_confidence: float = Field(
-        default=0.5,
-        ge=0,
-        le=0.99,
-        description="Minimum confidence of an alert: the chance that it is right, 0 to 0.99.",
-    )
+    threshold: float = Field(default=0.12, ge=0, le=1, description="Minimum score of a copy for an alert.")
     update_every_s: float = Field(
         default=10.0, gt=0, description="Minimum stream time between two updates of an alert."
     )
@@ -223,11 +219,6 @@ class WebSettings(_Section):
         default=(),
         description="Addresses or networks of reverse proxies whose `X-Forwarded-For` and `-Proto` are believed.",
     )
-    max_channels: int = Field(
-        default=200,
-        ge=0,
-        description="Channels in all up to which the API may add one; each is a process.",
-    )
     max_upload_bytes: int = Field(default=8 << 30, ge=1, description="Maximum size of an uploaded video.")
 
 
@@ -244,7 +235,9 @@ class WebhookSettings(_Section):
         default=(), description="Private hosts or networks that webhooks may use; public ones are always allowed."
     )
     channel_down_s: float = Field(
-        default=30.0, ge=0, description="How long a channel must be down before webhooks get `channel.down`."
+        default=30.0,
+        ge=0,
+        description="How long a channel must have had no new frame before webhooks get `channel.down`.",
     )
 
 
@@ -450,9 +443,7 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
         if not upper.startswith(ENV_PREFIX) or _NOT_SETTINGS.fullmatch(upper):
             continue
         if upper not in known:
-            key = upper.removeprefix(ENV_PREFIX).replace("__", ".")
-            instead = _removed(key) or _did_you_mean(upper, known)
-            raise ConfigError(f"environment variable {name} is not a setting{instead}")
+            raise ConfigError(f"environment variable {name} is not a setting{_did_you_mean(upper, known)}")
 
 
 def _known_keys() -> list[str]:
@@ -465,11 +456,6 @@ def _known_keys() -> list[str]:
     return keys
 
 
-def _removed(key: str) -> str | None:
-    """What to write instead of a setting that older versions had."""
-    return next((f"; {instead}." for old, instead in REMOVED.items() if old == key.lower()), None)
-
-
 def _did_you_mean(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else "."
@@ -480,7 +466,7 @@ def _sentence(problem: ErrorDetails, config: Path | None, root: yaml.Node | None
     where = _variable(problem["loc"]) or f"{config}:{_line(root, problem['loc'])}"
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
     if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key {key}{_removed(key) or _suggestion(problem['loc'])}"
+        return f"{where}: unknown key {key}{_suggestion(problem['loc'])}"
     if problem["type"] == "missing":
         return f"{where}: {key} is missing; add it."
     expected = (

@@ -81,7 +81,6 @@ def copy_of(alert: Alert) -> FoundCopy:
         alert.score,
         alert.detected_at,
         alert.alternatives,
-        confidence=alert.confidence,
     )
 
 

@@ -31,7 +31,7 @@ channels:
 
 # where to
 alerting:
-  min_confidence: 0.25
+  threshold: 0.25
 """
 
 
@@ -104,7 +104,11 @@ def test_channels_are_added_and_removed_in_every_form_of_file(text: str, url: st
         (("add", "seven", "ftp://u:s3cret@h/x"), "starts with one of"),
         (("add", "seven", "srt://h:9000?passphrase=s3cret"), "ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts"),
         (("add", "seven", "http://h/x", "--mode", "fast"), "mode"),
+        (("add", "seven", "example.org/live.m3u8"), "url: an address starts with one of"),
+        (("add", "seven", "cam.local:8080/1"), "url: an address starts with one of"),
+        (("add", "seven", "notaurl"), "and there is no such file"),
         (("rm", "nine"), "there is no channel nine"),
+        (("test", "nine"), "there is no channel nine"),
     ],
 )
 def test_an_invalid_change_is_reported_and_leaves_the_file_alone(
@@ -189,11 +193,13 @@ def test_the_list_has_the_states_of_a_running_serve_without_a_token(tmp_path: Pa
     Tokens(tmp_path / "data").add("ada", "admin")  # the REST API is closed to callers without one
     config = tmp_path / "copywatch.yaml"
     with WebAppServer(tmp_path / "data") as server:
-        server.context.metrics.channels.of("five").enter("stalled", "lost")
+        server.context.metrics.channels.of("five").enter("stalled", "http://10.0.0.5 closed the connection", "lost")
         server.context.metrics.channels.of("other").enter("up")
         config.write_text(COMMENTED + f"web: {{port: {server.port}}}\n")
         listed = json.loads(copywatch("channels", "list", "--json", "--config", str(config)).stdout)
         assert [(one["name"], one["state"]) for one in listed] == [("five", "stalled"), ("six", None)]
+        assert [one["reason"] for one in listed] == ["http://10.0.0.5 closed the connection", None]
+        assert "http://10.0.0.5 closed" in copywatch("channels", "list", "--config", str(config)).stdout
     listed = json.loads(copywatch("channels", "list", "--json", "--config", str(config)).stdout)
     assert [(one["name"], one["state"]) for one in listed] == [("five", None), ("six", None)]  # it has stopped
 

@@ -82,22 +82,8 @@ def test_an_unknown_key_is_named_with_its_line_and_a_suggestion(tmp_path: Path) 
 
 
 def test_a_key_of_another_section_is_suggested(tmp_path: Path) -> None:
-    config = write_config(tmp_path, "# top\nmin_confidence: 0.4\n")
-    assert error_of(config) == f"{config}:2: unknown key min_confidence; did you mean alerting.min_confidence?"
-
-
-def test_the_threshold_of_older_versions_is_refused_with_what_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = write_config(tmp_path, "alerting:\n  threshold: 0.12\n")
-    said = error_of(config)
-    assert said.startswith(f"{config}:2: unknown key alerting.threshold; alerts are chosen by confidence now: ")
-    assert "set alerting.min_confidence" in said
-    monkeypatch.setenv("COPYWATCH_ALERTING__THRESHOLD", "0.12")
-    with pytest.raises(
-        ConfigError, match=r"COPYWATCH_ALERTING__THRESHOLD is not a setting; .*alerting\.min_confidence"
-    ):
-        load_settings(None)
+    config = write_config(tmp_path, "# top\nthreshold: 0.4\n")
+    assert error_of(config) == f"{config}:2: unknown key threshold; did you mean alerting.threshold?"
 
 
 def test_a_key_like_no_other_gets_the_list_of_valid_keys(tmp_path: Path) -> None:
@@ -186,6 +172,9 @@ def test_any_ip_address_is_accepted(tmp_path: Path, host: str) -> None:
     [
         ("srt://x:9", "run `ffmpeg -i 'srt://HOST:PORT' -c copy -f mpegts 'udp://127.0.0.1:5000"),
         ("ftp://x/y", "http://, https"),
+        ("example.org/live.m3u8", "an address starts with one of"),
+        ("127.0.0.1:8080", "an address starts with one of"),
+        ("live.m3u8", "an address starts with one of"),
         ("http://", "expected scheme://host"),
         ("http://x/\u202ea.ts", "expected printable characters"),
         ("rtsp://u:pa/ss@cam/1", "inside a password as %40"),
@@ -193,6 +182,15 @@ def test_any_ip_address_is_accepted(tmp_path: Path, host: str) -> None:
 )
 def test_a_url_that_cannot_be_opened_is_refused_early(tmp_path: Path, url: str, message: str) -> None:
     assert message in error_of(write_config(tmp_path, f"channels:\n  - {{name: a, url: '{url}'}}\n"))
+
+
+def test_a_file_may_be_named_like_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "example.org").mkdir()
+    (tmp_path / "example.org" / "film.ts").touch()
+    monkeypatch.chdir(tmp_path)
+    for url in ("example.org/film.ts", "/media/example.org/live.ts", "film.ts"):
+        config = write_config(tmp_path, f"channels:\n  - {{name: a, url: '{url}'}}\n")
+        assert load_settings(config).channels[0].url == url
 
 
 @pytest.mark.parametrize(
