@@ -7,6 +7,7 @@
     evaluate.py alerts FOLDER           what alerts state on a broadcast: one per copy, place, speed, reasons
     evaluate.py airings VIDEOS FILM...  the same for many airings of single films, such as still or repeating ones
     evaluate.py halves VIDEOS           the first half of every video registered, the second half aired
+    evaluate.py reliability FOLDER...   of alerts that state a confidence, the share that is right
     evaluate.py annotations vcdb|fivr LABELS VIDEOS
                                         published label files, with the videos named by their id
 
@@ -28,18 +29,21 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from evaluation.ablations import OURS, ROWS, AblationRunner, Background, Networks, Row
+from evaluation.ablations import OURS, ROWS, SCORE_THRESHOLD, AblationRunner, Background, Networks, Row
+from evaluation.alert_samples import SampledChannel
 from evaluation.alert_statements import Statements, first_and_second_halves
 from evaluation.annotations import AnnotationError, LabelledPair, find_videos, read_fivr, read_vcdb
 from evaluation.full_matrix import compare, crop, read_maps, walk
 from evaluation.plots import draw_alignment
 from evaluation.recordings import Recording, RecordingCache
+from evaluation.reliability import Bin, calibration_error, reliability
 from evaluation.scoring import LEVELS, Copy, FoundCopy, Score, TrueCopy, overlap, read_truth, score
 from evaluation.synthetic_pairs import make_airings, make_pairs
-from monitor.alerting.alerts import ENDED
+from monitor.alerting.alerts import ENDED, STARTED
 from monitor.config.settings import Settings
 from monitor.errors import MonitorError
-from monitor.matching.mask_step import SHIPPED_WEIGHTS, load_mask_step
+from monitor.matching.confidence import confidence
+from monitor.matching.mask_step import SHIPPED_WEIGHTS, TileReader, load_mask_step
 from monitor.matching.matcher import MatchParameters
 from monitor.runtime.channel_monitor import match_parameters
 from reference_db.errors import CatalogError, MediaError
@@ -111,7 +115,10 @@ def parser() -> argparse.ArgumentParser:
     common.add_argument(
         "--mode", choices=("exact", "economy", "auto"), default="exact", help="how channels are sampled"
     )
-    common.add_argument("--threshold", type=float, help="score threshold of alerts (default: that of the settings)")
+    common.add_argument("--min-confidence", type=float, help="of alerts (default: that of the settings)")
+    common.add_argument(
+        "--threshold", type=float, default=SCORE_THRESHOLD, help="minimum score of baselines (%(default)s)"
+    )
     for name in ("tau", "sigma", "gamma"):
         common.add_argument(f"--{name}", type=float, help="default: that of the settings")
     arg = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -148,6 +155,10 @@ def parser() -> argparse.ArgumentParser:
     halves = commands.add_parser("halves", parents=[common], help="alerts on the unregistered halves of videos")
     halves.add_argument("videos", type=Path, nargs="+")
     halves.set_defaults(command=evaluate_halves)
+
+    trusted = commands.add_parser("reliability", parents=[common], help="confidence against the share of right alerts")
+    trusted.add_argument("folders", nargs="+", type=Path)
+    trusted.set_defaults(command=evaluate_reliability)
 
     annotations = commands.add_parser("annotations", parents=[common], help="VCDB or FIVR-200k-PVCD labels")
     annotations.add_argument("kind", choices=("vcdb", "fivr"))
@@ -208,9 +219,10 @@ def evaluate_sensitivity(args: argparse.Namespace) -> dict[str, object]:
     for letter, values in (("tau", TAUS), ("sigma", SIGMAS), ("gamma", GAMMAS)):
         for value in values:
             report_progress(f"{letter} = {value:g}")
-            changed = AblationRunner(runner.networks, with_letter(runner.matching, letter, value), runner.threshold)
+            matching = with_letter(runner.matching, letter, value)
+            changed = AblationRunner(runner.networks, matching, runner.min_confidence)
             found = on_channels(changed, broadcast)(OURS, 0.0)
-            scored = score(found, broadcast.truth, runner.threshold, broadcast.hours)
+            scored = score(found, broadcast.truth, runner.min_confidence, broadcast.hours)
             table.append({letter: value} | scored.as_dict())
             if not args.json:
                 print_sensitivity(letter, value, scored, first=len(table) == 1)
@@ -251,7 +263,7 @@ def evaluate_halves(args: argparse.Namespace) -> dict[str, object]:
             on_air, in_film = (alert.channel_start, alert.channel_end), (alert.reference_start, alert.reference_end)
             place = f"{on_air[0]:6.1f}-{on_air[1]:6.1f} as {in_film[0]:6.1f}-{in_film[1]:6.1f}"
             uncertain = "  place uncertain" if alert.ambiguous else ""
-            print(f"{alert.channel:40} {alert.reference:40} {place}  score {alert.score:.2f}{uncertain}")
+            print(f"{alert.channel:40} {alert.reference:40} {place}  confidence {alert.confidence or 0:.2f}{uncertain}")
         print(f"{len(alerts)} alerts in the second halves of {len(second)} videos")
     return {"command": "halves", "videos": len(second), "alerts": [alert.as_dict() for alert in alerts]}
 
@@ -263,6 +275,26 @@ def show_statements(args: argparse.Namespace, name: str, statements: Statements)
         for key, value in statements.as_dict().items():
             print(f"    {key.replace('_', ' '):24} {value}")
     return {name: statements.as_dict()}
+
+
+def evaluate_reliability(args: argparse.Namespace) -> dict[str, object]:
+    cache, runner, _ = prepare(args)
+    read, samples = TileReader(runner.networks.net).read, []
+    for folder in args.folders:
+        broadcast = read_broadcast(folder, cache)
+        for channel in broadcast.channels:
+            report_progress(f"matching {folder.name}/{channel.name}")
+            sampled = SampledChannel(
+                channel, broadcast.references, read, runner.matching, confidence, [runner.min_confidence]
+            )
+            samples += sampled.samples(broadcast.truth)
+    report: dict[str, object] = {"command": "reliability", "min_confidence": runner.min_confidence}
+    for stage in (STARTED, ENDED):
+        bins = reliability([sample for sample in samples if sample.stage == stage])
+        report[stage] = {"bins": [one.as_dict() for one in bins], "calibration_error": calibration_error(bins)}
+        if not args.json:
+            print_reliability(stage, bins)
+    return report
 
 
 def evaluate_annotations(args: argparse.Namespace) -> dict[str, object]:
@@ -311,7 +343,7 @@ def prepare(args: argparse.Namespace) -> tuple[RecordingCache, AblationRunner, l
     for letter in ("tau", "sigma", "gamma"):
         if getattr(args, letter) is not None:
             matching = with_letter(matching, letter, getattr(args, letter))
-    threshold = settings.alerting.threshold if args.threshold is None else args.threshold
+    min_confidence = settings.alerting.min_confidence if args.min_confidence is None else args.min_confidence
     background = None
     if args.background:
         background = Background([cache.get(path) for path in videos_in(args.background)])
@@ -320,7 +352,7 @@ def prepare(args: argparse.Namespace) -> tuple[RecordingCache, AblationRunner, l
         report_progress(f"Mask-Step weights are for {networks.net.trained_on}, features of {cache.encoder.encoder_id}")
     wanted = args.rows or [""]
     rows = [row for row in ROWS if any(part in row.name for part in wanted)]
-    return cache, AblationRunner(networks, matching, threshold, background), rows
+    return cache, AblationRunner(networks, matching, min_confidence, background, args.threshold), rows
 
 
 def load_networks(args: argparse.Namespace) -> Networks:
@@ -353,15 +385,15 @@ def run_rows(
     results = []
     for row in rows:
         if missing := runner.missing(row):
-            results.append(Result(row, 0.0, runner.threshold, (), None, missing))
+            results.append(Result(row, 0.0, runner.threshold_of(row), (), None, missing))
             show(results[-1])
             continue
         candidates = []
         for setting in row.settings:
             report_progress(f"{row.name}{f' at {setting:g}' if len(row.settings) > 1 else ''}")
             found = run(row, setting)
-            scored = score(found, truth, runner.threshold, hours)
-            candidates.append(Result(row, setting, runner.threshold, tuple(found), scored))
+            scored = score(found, truth, runner.threshold_of(row), hours)
+            candidates.append(Result(row, setting, runner.threshold_of(row), tuple(found), scored))
         results.append(max(candidates, key=_merit))
         show(results[-1])
     return results
@@ -418,7 +450,7 @@ def draw_plots(
 ) -> None:
     """Writes one PNG for each true copy, the missed ones first."""
     folder.mkdir(parents=True, exist_ok=True)
-    alerts = [copy for copy in found if copy.score >= runner.threshold]
+    alerts = [copy for copy in found if copy.strength >= runner.min_confidence]
     channels = {channel.name: channel for channel in broadcast.channels}
     references = {reference.name: reference for reference in broadcast.references}
     is_found = {true: any(overlap(copy, true) > 0 for copy in alerts) for true in broadcast.truth}
@@ -485,7 +517,7 @@ def print_false_alarms(result: Result) -> None:
     if result.score is None:
         print(f"{result.row.name:22}  {result.missing}")
         return
-    strongest = max((copy.score for copy in result.found), default=0.0)
+    strongest = max((copy.strength for copy in result.found), default=0.0)
     per_hour = result.score.false_alarms_per_hour or 0.0
     print(f"{result.row.name:22}{result.score.false_alarms:14d}{per_hour:10.2f}{strongest:11.4f}", flush=True)
 
@@ -506,12 +538,12 @@ def print_details(result: Result, truth: Sequence[TrueCopy]) -> None:
         print("recall by edit: " + ", ".join(f"{edit} {hit}/{n}" for edit, (hit, n) in scored.recall_by_edit.items()))
     for true in truth:
         hits = [copy for copy in result.found if overlap(copy, true) > 0]
-        if not any(copy.score >= result.threshold for copy in hits):
-            strongest = max((copy.score for copy in hits), default=0.0)
+        if not any(copy.strength >= result.threshold for copy in hits):
+            strongest = max((copy.strength for copy in hits), default=0.0)
             print(f"  missed ({strongest:.3f}): {line_of(true)} {' '.join(true.edits)}")
     for copy in result.found:
-        if copy.score >= result.threshold and not any(overlap(copy, true) > 0 for true in truth):
-            print(f"  false ({copy.score:.3f}): {line_of(copy)}")
+        if copy.strength >= result.threshold and not any(overlap(copy, true) > 0 for true in truth):
+            print(f"  false ({copy.strength:.3f}): {line_of(copy)}")
 
 
 def line_of(copy: Copy) -> str:
@@ -526,6 +558,15 @@ def print_sensitivity(letter: str, value: float, scored: Score, *, first: bool) 
         print(f"{'':16}{'F1':>9}{'F1 > .5':>9}{'own F1':>9}{'own > .5':>9}{'false alarms':>14}")
     figures = (scored.best[0.0].rates.f1, scored.best[0.5].rates.f1, scored.own[0.0].f1, scored.own[0.5].f1)
     print(f"{f'{letter} = {value:g}':16}" + "".join(f"{f1:9.4f}" for f1 in figures) + f"{scored.false_alarms:14d}")
+
+
+def print_reliability(stage: str, bins: Sequence[Bin]) -> None:
+    print(f"\n{stage}, calibration error {calibration_error(bins):.3f}")
+    print(f"{'confidence':14}{'alerts':>8}{'stated':>9}{'right':>9}   true share, 95 %")
+    for one in bins:
+        low, high = one.interval
+        span = f"{one.low:g} to {one.high:g}"
+        print(f"{span:14}{one.n:8d}{one.mean_confidence:9.3f}{one.share_right:9.3f}   {low:.2f} to {high:.2f}")
 
 
 def report_progress(line: str) -> None:

@@ -1,7 +1,7 @@
 """Alerts: segments in, alert events out, each event emitted once.
 
 An alert has one id for life, derived from channel, stream epoch, reference and the start cell of its first path, so
-a replay derives the same id. It starts when its score reaches the threshold, is updated at most every
+a replay derives the same id. It starts when its confidence reaches the minimum, is updated at most every
 `update_every_s` of stream time, and is finally either ended or retracted. `Rules` hold what people decided: which
 alerts are licensed, which spans of a reference never alert, and which alerts a reviewer called false. A false alert is
 retracted at once and stays silent while its segment lasts, unless the review is reversed. Everything that builds a
@@ -25,6 +25,7 @@ from typing import Any, Protocol, Self
 
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.changes import MIN_START, min_change
+from monitor.matching.confidence import confidence
 from monitor.matching.excluding import Spans, trimmed
 from monitor.matching.stitching import Seconds, SegmentName, SegmentView
 from monitor.ops.timestamps import rfc3339
@@ -34,7 +35,7 @@ from reference_db.store.catalog import Reference, ReferenceId
 STARTED, UPDATED, ENDED, RETRACTED = "alert.started", "alert.updated", "alert.ended", "alert.retracted"
 REVIEWED_FALSE, REVIEWED_TRUE = "reviewed: false positive", "reviewed: not a false positive"
 EXCLUDED = "reference span excluded"
-TOO_WEAK = "too weak: the final score is below the threshold"
+TOO_WEAK = "too weak: the final confidence is below the minimum"
 OTHER_CHANGES = "a look-alike: what changes in the pictures does not match"
 EXPLAINED = "better explained by {}"
 
@@ -103,6 +104,7 @@ class Alert:
     reference_start: float
     reference_end: float
     speed: float | None  # reference seconds per channel second; None for a copy that is too short to tell
+    confidence: float | None  # the chance that it is right; None for an alert of a version that did not state it
     score: float
     matched_seconds: int
     coverage_channel: float
@@ -126,6 +128,7 @@ class Alert:
     def from_dict(cls, values: dict[str, Any]) -> Self:
         """The alert of these values; fields of a later version are ignored."""
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        known.setdefault("confidence", None)
         known["gaps"] = tuple(Gap(**gap) for gap in values["gaps"])
         known["pauses"] = tuple(Pause(**pause) for pause in values.get("pauses", ()))
         known["alternatives"] = tuple((start, end) for start, end in values.get("alternatives", ()))
@@ -278,17 +281,19 @@ class AlertBook:
         self,
         epoch: ChannelEpoch,
         model: str,
-        threshold: float,
+        min_confidence: float,
         update_every_s: float,
         reference: Callable[[ReferenceId], Reference],
         matcher: SegmentRefiner,
+        confidence: Callable[[SegmentView], float] = confidence,
     ) -> None:
         self.epoch = epoch
         self.model = model
-        self.threshold = threshold
+        self.min_confidence = min_confidence
         self.update_every_s = update_every_s
         self._reference = reference
         self._matcher = matcher
+        self._confidence = confidence
         self._rules = NO_RULES
         self._open: dict[str, _OpenAlert] = {}
         self._ended: list[_EndedAlert] = []  # for BREAK_S
@@ -372,7 +377,7 @@ class AlertBook:
         view = self._matcher.without(whole, spans) if spans else whole
         if alert_id in self._retracted and not self._resumes(alert_id, view, now_s):
             return []
-        if view.score < self.threshold <= whole.score:
+        if not self._is_sure(view) and self._is_sure(whole):
             return self._apply_exclusion(alert_id, view, now_s, gaps)
         type_ = self._type(view, alert_id, now_s)
         if type_ is None or (alert_id not in self._open and not _is_examined(view, now_s)):
@@ -398,7 +403,7 @@ class AlertBook:
         """The type of a segment's next event, if one is due; rivals and reviews aside."""
         alert = self._open.get(alert_id)
         if alert is None:
-            if view.score < self.threshold or view.echo_of is not None:
+            if not self._is_sure(view) or view.echo_of is not None:
                 return None
             return STARTED if view.is_open else ENDED  # so short that its first event is its last
         if not view.is_open:
@@ -434,7 +439,7 @@ class AlertBook:
             reason = EXPLAINED.format(explained_by)
         elif self._rules.is_rejected(alert_id):
             reason = REVIEWED_FALSE
-        elif view.score < self.threshold:
+        elif not self._is_sure(view):
             reason = TOO_WEAK
         elif not _matches_change(view, min_change(view.live_end_s - view.live_start_s)):
             reason = OTHER_CHANGES
@@ -443,11 +448,15 @@ class AlertBook:
         return self._emit(ENDED, alert_id, self._best_version(alert_id, view), now_s, gaps)
 
     def _apply_exclusion(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
-        """Handles a segment that reaches the threshold only by its excluded seconds."""
+        """Handles a segment that reaches the minimum confidence only by its excluded seconds."""
         if alert_id in self._open:
             return [self._retract(alert_id, view, now_s, gaps, EXCLUDED)]
         self.n_excluded += not view.is_open
         return []
+
+    def _is_sure(self, view: SegmentView) -> bool:
+        """Whether the segment has the confidence of an alert."""
+        return self._confidence(view) >= self.min_confidence
 
     def _resumes(self, alert_id: str, view: SegmentView, now_s: int) -> bool:
         """Reopens a retracted alert if what retracted it no longer holds; forgets it once its segment closes."""
@@ -457,7 +466,7 @@ class AlertBook:
         alert = self._retracted[alert_id]
         if alert.is_explained or self._rules.is_rejected(alert_id):
             return False
-        if view.score < self.threshold or view.echo_of is not None:
+        if not self._is_sure(view) or view.echo_of is not None:
             return False
         self._open[alert_id] = replace(self._retracted.pop(alert_id), emitted_s=now_s - self.update_every_s)
         return True
@@ -481,7 +490,7 @@ class AlertBook:
                 view
                 for view in views
                 if view.is_open and view.reference == closing.reference and view.name not in names
-                if view.score >= self.threshold and view.live_end_s > closing.live_end_s
+                if self._is_sure(view) and view.live_end_s > closing.live_end_s
                 if _is_at_once(view, closing)
             ]
             if rivals:
@@ -619,6 +628,7 @@ class AlertBook:
             reference_start=round(view.ref_start_s, 1),
             reference_end=round(view.ref_end_s, 1),
             speed=None,
+            confidence=self._confidence(view),
             score=round(view.score, 4),
             matched_seconds=view.n_live,
             coverage_channel=round(min(1.0, view.n_live / seconds), 3),

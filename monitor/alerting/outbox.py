@@ -306,7 +306,7 @@ class History:
         owner: str | None = None,
         status: AlertStatus | None = None,
         licensed: bool | None = None,
-        min_score: float | None = None,
+        min_confidence: float | None = None,
         since: str | None = None,
         until: str | None = None,
     ) -> list[tuple[int, Event]]:
@@ -315,7 +315,7 @@ class History:
         The first event's number orders the list and never changes; pass the last one as `before` for the next page.
         `since` and `until` (RFC 3339) bound the start of the copy, or its first event if the channel has no clock.
         """
-        more = (owner, status, licensed, min_score, since, until, ENDED, RETRACTED)
+        more = (owner, status, licensed, min_confidence, since, until, ENDED, RETRACTED)
         rows = self._rows(
             "SELECT first_n, event.n, event.emitted_at, event.body, event.sha256 "
             "FROM alert JOIN event ON event.n = last_n JOIN event AS first ON first.n = first_n "
@@ -325,7 +325,7 @@ class History:
             "AND (?7 IS NULL OR ?7 = iif(alert.type IN (?12, ?13), substr(alert.type, 7), 'open') "
             "OR (?7 = 'valid' AND alert.type <> ?13)) "
             "AND (?8 IS NULL OR ?8 = (event.body ->> 'licence' IS NOT NULL)) "
-            "AND (?9 IS NULL OR event.body ->> 'score' >= ?9) "
+            "AND (?9 IS NULL OR event.body ->> 'confidence' >= ?9) "
             "AND (?10 IS NULL OR unixepoch(coalesce(event.body ->> 'started_at', first.emitted_at), 'subsec') "
             ">= unixepoch(?10, 'subsec')) "
             "AND (?11 IS NULL OR unixepoch(coalesce(event.body ->> 'started_at', first.emitted_at), 'subsec') "

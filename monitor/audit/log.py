@@ -124,8 +124,7 @@ class AuditLog:
 
     def finish(self, pending: int, change: Change) -> None:
         """Appends a change that was begun, with its result. If this fails, the next write tries again."""
-        with self._lock:
-            self._unfinished[pending] = change
+        self._unfinished[pending] = change
         with self._writing():
             pass
 
@@ -241,18 +240,16 @@ class AuditLog:
 
     @contextmanager
     def _writing(self, *, erases: bool = False) -> Iterator[apsw.Connection]:
-        """One transaction, which first appends the results that wait."""
+        """One transaction, which first appends the results that wait; one thread at a time."""
         with self._lock:
             unfinished = dict(self._unfinished)
-        with self._file.writing(erases=erases) as db:
-            for pending, change in unfinished.items():
-                db.execute("DELETE FROM pending WHERE id = ?", (pending,))
-                if db.changes():  # else another thread has just appended it
+            with self._file.writing(erases=erases) as db:
+                for pending, change in unfinished.items():
+                    db.execute("DELETE FROM pending WHERE id = ?", (pending,))
                     _append(db, change)
-            yield db
-        with self._lock:
+                yield db
             for pending in unfinished:
-                self._unfinished.pop(pending, None)
+                del self._unfinished[pending]
 
 
 def _append(db: apsw.Connection, change: Change) -> None:

@@ -63,7 +63,7 @@ def alerts_list(
     for first_n, event in found:
         review = reviews.get(event.alert.id)
         rows.append((first_n, *_row(event.as_dict()), event.alert.licence or "-", review.decision if review else "-"))
-    columns = ("N", "ID", "STATE", "CHANNEL", "SINCE", "ON AIR", "REFERENCE", "IN REFERENCE", "SCORE")
+    columns = ("N", "ID", "STATE", "CHANNEL", "SINCE", "ON AIR", "REFERENCE", "IN REFERENCE", "CONFIDENCE")
     print_table((*columns, "LICENCE", "REVIEW"), rows)
 
 
@@ -95,8 +95,11 @@ def alerts_show(
     for name, value in events[-1].items():
         typer.echo(f"{name:18} {_text(value)}")
     typer.echo("")
-    rows = [(one["n"], one["emitted_at"], _state(one), _span(one, "channel"), f"{one['score']:.2f}") for one in events]
-    print_table(("N", "EMITTED", "STATE", "ON AIR", "SCORE"), rows)
+    rows = [
+        (one["n"], one["emitted_at"], _state(one), _span(one, "channel"), _confidence(one), f"{one['score']:.2f}")
+        for one in events
+    ]
+    print_table(("N", "EMITTED", "STATE", "ON AIR", "CONFIDENCE", "SCORE"), rows)
     if reviews:
         typer.echo("")
         print_table(
@@ -118,7 +121,7 @@ def _exit_unknown(alert_id: str) -> NoReturn:
 
 
 def _print_evidence(evidence: dict[str, Any]) -> None:
-    numbers = ", ".join(f"{name} {value:g}" for name, value in evidence["numbers"].items())
+    numbers = ", ".join(f"{name} {value:g}" for name, value in evidence["numbers"].items() if value is not None)
     typer.echo(f"evidence           {'complete' if evidence['complete'] else evidence['note']}; times in UTC")
     typer.echo(f"numbers            {numbers}")
     rows: list[tuple[object, ...]] = [
@@ -205,8 +208,8 @@ def alerts_tail(
                 typer.echo(json.dumps(one, ensure_ascii=False))
             else:
                 copy = f"{one['channel']} {_span(one, 'channel')} shows {one['reference']} {_span(one, 'reference')}"
-                score = f"score {one['score']:.2f}"
-                typer.echo(f"{one['n']:6} {one['emitted_at']} {_state(one):9} {copy}  {score}  {one['id']}")
+                sure = f"confidence {_confidence(one)}"
+                typer.echo(f"{one['n']:6} {one['emitted_at']} {_state(one):9} {copy}  {sure}  {one['id']}")
         if not events:
             if not follow:
                 return
@@ -258,8 +261,13 @@ def _row(one: dict[str, Any]) -> tuple[str, ...]:
         _span(one, "channel"),
         one["reference"],
         _span(one, "reference"),
-        f"{one['score']:.2f}",
+        _confidence(one),
     )
+
+
+def _confidence(one: dict[str, Any]) -> str:
+    """The confidence; alerts of older versions have none."""
+    return "-" if one["confidence"] is None else f"{one['confidence']:.2f}"
 
 
 def _state(one: dict[str, Any]) -> str:

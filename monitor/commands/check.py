@@ -95,12 +95,12 @@ def _print_segments(found: list[dict[str, Any]]) -> None:
             segment["reference"],
             f"{clock(segment['reference_start'])}-{clock(segment['reference_end'])}",
             "-" if segment["speed"] is None else f"{segment['speed']:.2f}x",
-            f"{segment['score']:.2f}",
+            f"{segment['confidence']:.2f}",
             segment["licence"] or "-",
         )
         for segment in found
     ]
-    print_table(("CHANNEL", "ON AIR", "REFERENCE", "IN REFERENCE", "SPEED", "SCORE", "LICENCE"), rows)
+    print_table(("CHANNEL", "ON AIR", "REFERENCE", "IN REFERENCE", "SPEED", "CONFIDENCE", "LICENCE"), rows)
 
 
 def _write_lines(path: Path, values: Iterable[object]) -> None:

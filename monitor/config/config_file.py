@@ -19,12 +19,14 @@ from monitor.errors import ConfigError
 from reference_db.store.disk import atomic_file, wait_for_lock
 
 
-def add_channel(config: Path, channel: ChannelSettings) -> None:
-    """Appends the channel; raises ConfigError if its name is taken. Creates a missing file."""
+def add_channel(config: Path, channel: ChannelSettings, *, at_most: int | None = None) -> None:
+    """Appends the channel; raises ConfigError if its name is taken or there are `at_most`. Creates a missing file."""
     with _locked_text(config) as text:
         channels = _channels(config)
         if channel.name in [one.name for one in channels]:
             raise ConfigError(f"{config}: channel {channel.name} already exists; choose another name or remove it.")
+        if at_most is not None and len(channels) >= at_most:
+            raise ConfigError(f"The limit of {at_most} channels is reached; remove one, or set web.max_channels.")
         _write(config, _with(text, channel), [*channels, channel])
 
 

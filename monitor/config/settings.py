@@ -90,6 +90,15 @@ def _check_network(text: str) -> str:
 AbsolutePath = Annotated[Path, AfterValidator(_absolute_path)]
 
 
+# Settings of older versions, and what to write instead.
+REMOVED = {
+    "alerting.threshold": (
+        "alerts are chosen by confidence now: remove it, or set alerting.min_confidence, the chance that an alert is "
+        "right (0 to 0.99; the default 0.5 gives about the alerts of threshold 0.12)"
+    )
+}
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -153,7 +162,12 @@ class MatchingSettings(_Section):
 class AlertingSettings(_Section):
     """Which copies raise an alert, and where alerts are written."""
 
-    threshold: float = Field(default=0.12, ge=0, le=1, description="Minimum score of a copy for an alert.")
+    min_confidence: float = Field(
+        default=0.5,
+        ge=0,
+        le=0.99,
+        description="Minimum confidence of an alert: the chance that it is right, 0 to 0.99.",
+    )
     update_every_s: float = Field(
         default=10.0, gt=0, description="Minimum stream time between two updates of an alert."
     )
@@ -218,6 +232,11 @@ class WebSettings(_Section):
     trusted_proxies: tuple[Annotated[str, AfterValidator(_check_network)], ...] = Field(
         default=(),
         description="Addresses or networks of reverse proxies whose `X-Forwarded-For` and `-Proto` are believed.",
+    )
+    max_channels: int = Field(
+        default=200,
+        ge=0,
+        description="Channels in all up to which the API may add one; each is a process.",
     )
     max_upload_bytes: int = Field(default=8 << 30, ge=1, description="Maximum size of an uploaded video.")
 
@@ -443,7 +462,9 @@ def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
         if not upper.startswith(ENV_PREFIX) or _NOT_SETTINGS.fullmatch(upper):
             continue
         if upper not in known:
-            raise ConfigError(f"environment variable {name} is not a setting{_did_you_mean(upper, known)}")
+            key = upper.removeprefix(ENV_PREFIX).replace("__", ".")
+            instead = _removed(key) or _did_you_mean(upper, known)
+            raise ConfigError(f"environment variable {name} is not a setting{instead}")
 
 
 def _known_keys() -> list[str]:
@@ -456,6 +477,11 @@ def _known_keys() -> list[str]:
     return keys
 
 
+def _removed(key: str) -> str | None:
+    """What to write instead of a setting that older versions had."""
+    return next((f"; {instead}." for old, instead in REMOVED.items() if old == key.lower()), None)
+
+
 def _did_you_mean(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]}?" if close else "."
@@ -466,7 +492,7 @@ def _sentence(problem: ErrorDetails, config: Path | None, root: yaml.Node | None
     where = _variable(problem["loc"]) or f"{config}:{_line(root, problem['loc'])}"
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
     if problem["type"] == "extra_forbidden":
-        return f"{where}: unknown key {key}{_suggestion(problem['loc'])}"
+        return f"{where}: unknown key {key}{_removed(key) or _suggestion(problem['loc'])}"
     if problem["type"] == "missing":
         return f"{where}: {key} is missing; add it."
     expected = (

@@ -92,7 +92,7 @@ def run_demo(settings: Settings, *, fast: bool, leave: bool) -> bool:
     serve_settings = settings.model_copy(
         update={
             "data_dir": library,
-            "alerting": AlertingSettings(threshold=settings.alerting.threshold, output=alerts),
+            "alerting": AlertingSettings(min_confidence=settings.alerting.min_confidence, output=alerts),
             "web": WebSettings(port=0),
         }
     )
@@ -191,14 +191,16 @@ class DemoRun:
             self._open.add(alert.id)
             delay = f"{alert.detected_at - alert.channel_start:.0f} s after its start"
             span = f"on air since {clock(alert.channel_start)}, from its {clock(alert.reference_start)}"
-            self._write(f"      COPY   {alert.reference:17} {span}   score {alert.score:.2f}   {delay}")
+            self._write(f"      COPY   {alert.reference:17} {span}   confidence {alert.confidence or 0:.2f}   {delay}")
         elif alert.type in (ENDED, RETRACTED):
             self._open.discard(alert.id)
             span = f"on air {clock(alert.channel_start)}-{clock(alert.channel_end)}"
             speed = "" if alert.speed is None else f" at {alert.speed:.2f}x"
             part = f"its {clock(alert.reference_start)}-{clock(alert.reference_end)}{speed}"
             state = "ended" if alert.type == ENDED else "false"
-            self._write(f"      {state}  {alert.reference:17} {span} is {part}   score {alert.score:.2f}")
+            self._write(
+                f"      {state}  {alert.reference:17} {span} is {part}   confidence {alert.confidence or 0:.2f}"
+            )
             if alert.type == ENDED:
                 self._ended.append(alert)
 
@@ -250,7 +252,7 @@ def _result_lines(result: DemoResult) -> list[str]:
         if alert is None:
             lines.append(f"  MISSED {planted}")
         else:
-            found = f"{clock(alert.channel_start)}-{clock(alert.channel_end)}   score {alert.score:.2f}"
+            found = f"{clock(alert.channel_start)}-{clock(alert.channel_end)}   confidence {alert.confidence or 0:.2f}"
             lines.append(f"  found  {planted} as {found}")
     for alert in result.false_alarms:
         span = f"{clock(alert.channel_start)}-{clock(alert.channel_end)}"

@@ -316,8 +316,9 @@ class EvidenceKeeper:
         """The measured numbers and the thresholds that they passed."""
         matching = self._settings.matching
         return {
+            "confidence": alert.confidence,
+            "min_confidence": self._settings.alerting.min_confidence,
             "score": alert.score,
-            "threshold": self._settings.alerting.threshold,
             "matched_seconds": alert.matched_seconds,
             "coverage_channel": alert.coverage_channel,
             "coverage_reference": alert.coverage_reference,

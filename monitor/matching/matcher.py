@@ -157,7 +157,7 @@ class _Reading:
 class Matcher:
     """The matching state of one channel and stream epoch."""
 
-    def __init__(self, matching: MatchParameters, alert_threshold: float = 0.0) -> None:
+    def __init__(self, matching: MatchParameters, min_confidence: float = 0.0) -> None:
         self.matching = matching
         self.window = FeatureWindow()
         self._voter = Voter(matching.min_similarity, matching.min_votes)
@@ -165,7 +165,7 @@ class Matcher:
         self._done: dict[ReferenceId, list[tuple[int, range]]] = {}  # closed bands: last final second, columns
         self._in_use: dict[ReferenceId, _InUse] = {}
         self._stitcher = Stitcher(
-            matching.scoring, lambda reference: self._in_use[reference].rows, self.window.row, alert_threshold
+            matching.scoring, lambda reference: self._in_use[reference].rows, self.window.row, min_confidence
         )
         self._cuts: list[tuple[_Reading, Cut]] = []
         self._live: LiveSecond | None = None

@@ -20,6 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from monitor.matching.confidence import confidence
 from monitor.matching.paths import AlignmentPath, joined, soft_weight
 from reference_db.search.feature_rows import ReferenceRows
 from reference_db.store.catalog import ReferenceId
@@ -186,10 +187,10 @@ class Stitcher:
         scoring: Scoring,
         reference_rows: Callable[[ReferenceId], ReferenceRows],
         live_row: Callable[[int], NDArray[np.float32] | None] = lambda second: None,
-        alert_threshold: float = 0.0,
+        min_confidence: float = 0.0,
     ) -> None:
         self.scoring = scoring
-        self._alert_threshold = alert_threshold  # below it no alert is emitted, so echoes do not matter
+        self._min_confidence = min_confidence  # below it no alert is emitted, so echoes do not matter
         self._reference_rows = reference_rows
         self._live_row = live_row  # of a stream second that is still in memory
         self._segments: list[_Segment] = []  # open ones, and closed ones for a while
@@ -309,7 +310,7 @@ class Stitcher:
 
     def _may_echo(self, segment: _Segment, view: SegmentView) -> bool:
         """Whether it matters if this is an echo: a closed one or one below the threshold emits nothing."""
-        return self.scoring.echo_similarity <= 1 and not segment.closed and view.score >= self._alert_threshold
+        return self.scoring.echo_similarity <= 1 and not segment.closed and confidence(view) >= self._min_confidence
 
     def _view(self, segment: _Segment) -> SegmentView:
         chosen = _strongest([state.ahead for state in segment.paths.values()])

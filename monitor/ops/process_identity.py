@@ -22,17 +22,33 @@ def is_gone(identity: str) -> bool | None:
         return True
     if namespace != _namespace():
         return None
-    return _start_time(int(pid)) != started
+    found = _start_time(int(pid))
+    if found is None and _exists(int(pid)):
+        return None  # systemd's ProtectProc hides the processes of other users
+    return found != started
 
 
 @cache
 def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:  # systemd's ProcSubset hides it
+        return "unknown"
 
 
 @cache
 def _namespace() -> str:
     return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _start_time(pid: int) -> str | None:

@@ -34,6 +34,7 @@ from reference_db.text import is_printable
 
 FILE, FORMER_FILE = "rights.sqlite", "desk.sqlite"
 ERASED = "(erased)"  # in place of the name of a reviewer
+MAX_ROWS = 100_000  # licences, exclusions: each rule is checked at each alert, and held in memory
 MAX_TEXT = 1000  # characters of a note, a name or an owner
 SCHEMA = """
 CREATE TABLE licence (
@@ -107,6 +108,7 @@ class RightsStore:
             raise InvalidRights("A licence must end after it begins: `until` must be later than `from`.")
         values = (reference, owner, tag, channel, _to_text(from_), _to_text(until), note, _to_text(_now()))
         with self._writing() as db:
+            _check_room(db, "SELECT count(*) FROM licence", "licences")
             db.execute(
                 "INSERT INTO licence (reference, owner, tag, channel, from_, until, note, added_at) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -143,6 +145,7 @@ class RightsStore:
             )
         values = (reference, float(start_s), float(end_s), note, _to_text(_now()))
         with self._writing() as db:
+            _check_room(db, "SELECT count(*) FROM exclusion", "exclusions")
             db.execute("INSERT INTO exclusion (reference, start_s, end_s, note, added_at) VALUES (?,?,?,?,?)", values)
             return _exclusion((db.last_insert_rowid(), *values))
 
@@ -317,6 +320,12 @@ def _exclusion(row: Sequence[Any]) -> Exclusion:
 def _review(row: Sequence[Any]) -> Review:
     n, alert_id, decision, by, at, note = row
     return Review(n, alert_id, decision, by, _time(at), note)
+
+
+def _check_room(db: apsw.Connection, count: str, name: str) -> None:
+    ((n_rows,),) = db.execute(count)
+    if n_rows >= MAX_ROWS:
+        raise InvalidRights(f"The limit of {MAX_ROWS} {name} is reached; remove some first.")
 
 
 def _check_text(name: str, text: str | None) -> None:

@@ -121,7 +121,7 @@ def _kafka_sink(kafka: KafkaSettings) -> KafkaSink | None:
 
 def _log(alert: Alert) -> None:
     logger.info(
-        "%s %s: %s at %.0f-%.0f s shows its %.0f-%.0f s, score %.2f%s",
+        "%s %s: %s at %.0f-%.0f s shows its %.0f-%.0f s, confidence %.2f%s",
         alert.type,
         alert.id,
         alert.reference,
@@ -129,7 +129,7 @@ def _log(alert: Alert) -> None:
         alert.channel_end,
         alert.reference_start,
         alert.reference_end,
-        alert.score,
+        alert.confidence or 0.0,
         f", licensed by {alert.licence}" if alert.licence else "",
         extra={"channel": alert.channel},
     )

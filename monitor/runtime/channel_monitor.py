@@ -212,9 +212,9 @@ class ChannelMonitor:
 
     def _new_epoch(self, epoch: ChannelEpoch) -> _Epoch:
         alerting = self._settings.alerting
-        matcher = Matcher(match_parameters(self._settings), alert_threshold=alerting.threshold)
+        matcher = Matcher(match_parameters(self._settings), min_confidence=alerting.min_confidence)
         book = AlertBook(
-            epoch, self.models.name, alerting.threshold, alerting.update_every_s, self._library.reference, matcher
+            epoch, self.models.name, alerting.min_confidence, alerting.update_every_s, self._library.reference, matcher
         )
         return _Epoch(matcher, book)
 

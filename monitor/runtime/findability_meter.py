@@ -28,13 +28,17 @@ class FindabilityMeter:
         self._lock = threading.Lock()  # a reader serves one thread
 
     def __call__(self, features: Features) -> Findability:
+        from monitor.matching.confidence import confidence
         from monitor.matching.findability import measure_findability
         from monitor.runtime.channel_monitor import match_parameters
 
-        threshold = self._settings.alerting.threshold
+        min_confidence = self._settings.alerting.min_confidence
         with self._lock:
             return measure_findability(
-                features, self._reader.read, match_parameters(self._settings), lambda view: view.score >= threshold
+                features,
+                self._reader.read,
+                match_parameters(self._settings),
+                lambda view: confidence(view) >= min_confidence,
             )
 
     @cached_property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from monitor.alerting.alerts import ENDED, RETRACTED
 from monitor.alerting.outbox import Event
@@ -64,7 +64,8 @@ class AlertOut(BaseModel):
     reference_start: float
     reference_end: float
     speed: float | None
-    score: float
+    confidence: float | None = Field(description="The chance that the alert is right; null for alerts of old versions.")
+    score: float = Field(description="The method's own number: mean of similarity times mask, less for short copies.")
     matched_seconds: int
     coverage_channel: float
     coverage_reference: float

@@ -22,6 +22,7 @@ from evaluation.recordings import Recording, apply_sequence_encoder
 from evaluation.scoring import FoundCopy
 from monitor.alerting.alerts import ENDED, Alert, AlertBook
 from monitor.ingest.clock import ChannelEpoch
+from monitor.matching.confidence import confidence
 from monitor.matching.hough import hough_segments
 from monitor.matching.mask_step import MaskStepNet, TileReader
 from monitor.matching.matcher import Matcher, MatchParameters
@@ -34,6 +35,7 @@ from reference_db.store.catalog import Reference, ReferenceFeatures, ReferenceId
 
 UNREACHABLE = 2.0  # above any cosine similarity
 UPDATE_EVERY_S = 10.0  # updates are ignored
+SCORE_THRESHOLD = 0.12  # of baselines, which state no confidence
 NEAREST = 5  # nearest rows of the background whose mean similarity is used
 
 Correction = Literal["none", "maps", "score"]
@@ -104,16 +106,26 @@ class Background:
 
 
 class AblationRunner:
-    """Runs rows with one set of networks; `threshold` is that of alerts."""
+    """Runs rows with one set of networks; rows with joined paths alert by confidence, others by score."""
 
     def __init__(
-        self, networks: Networks, matching: MatchParameters, threshold: float, background: Background | None = None
+        self,
+        networks: Networks,
+        matching: MatchParameters,
+        min_confidence: float,
+        background: Background | None = None,
+        threshold: float = SCORE_THRESHOLD,
     ) -> None:
         self.networks = networks
         self.matching = matching
+        self.min_confidence = min_confidence
         self.threshold = threshold
         self.background = background
         self._readers: dict[MaskStepNet, TileReader] = {}
+
+    def threshold_of(self, row: Row) -> float:
+        """The threshold of a row's alerts: a minimum confidence or, for a baseline, a minimum score."""
+        return self.min_confidence if row.joined else self.threshold
 
     def missing(self, row: Row) -> str | None:
         """What the row needs and is not available, if anything."""
@@ -138,7 +150,7 @@ class AblationRunner:
             views = [_correct(view, row, background) for view in stitch(matrix, maps, matching) if view.echo_of is None]
             if row.refined:
                 views = [refine(view, matrix.lives, ref.rows, ref.informative) for view in views]
-            return [_segment_copy(live.name, view) for view in views]
+            return [_segment_copy(live.name, view, by_confidence=True) for view in views]
         paths = (walk_by_diagonal if row.by_diagonal else walk)(matrix, maps, matching)
         return [_path_copy(live.name, ref.name, path, matching.scoring.gamma) for path in paths]
 
@@ -161,7 +173,7 @@ class AblationRunner:
         channel = self._input_of(row, channel)
         index = index_of([self._input_of(row, ref) for ref in references])
         background = self._background_similarity(row, setting, channel)
-        run = _ChannelRun(channel.name, index, self._matching(row), self.threshold)
+        run = _ChannelRun(channel.name, index, self._matching(row), self.threshold_of(row), by_confidence=row.joined)
         read = self._tile_reader(row, setting, background)
         for second in np.flatnonzero(channel.seen).tolist():
             run.push(channel, second, read, row, background)
@@ -229,14 +241,25 @@ class AblationRunner:
 class _ChannelRun:
     """One channel through the matcher and the alert book, as in production."""
 
-    def __init__(self, channel: str, index: ReferenceIndex, matching: MatchParameters, threshold: float) -> None:
+    def __init__(
+        self,
+        channel: str,
+        index: ReferenceIndex,
+        matching: MatchParameters,
+        threshold: float,
+        *,
+        by_confidence: bool,
+    ) -> None:
         self._channel = channel
         self._index = index
         self._matcher = Matcher(matching)
         references = {reference.id: reference for reference in index.references}
         epoch = ChannelEpoch(channel, "ablation", None)
-        self._book = AlertBook(epoch, "ablation", threshold, UPDATE_EVERY_S, references.__getitem__, self._matcher)
-        self._threshold = threshold
+        self._strength = confidence if by_confidence else _score_of
+        self._book = AlertBook(
+            epoch, "ablation", threshold, UPDATE_EVERY_S, references.__getitem__, self._matcher, self._strength
+        )
+        self._threshold, self._by_confidence = threshold, by_confidence
         self.events: list[Alert] = []
         self._found: list[FoundCopy] = []
         self._newest_s = 0
@@ -266,10 +289,12 @@ class _ChannelRun:
         for alert in self._book.apply(self._newest_s, views, []):
             self.events.append(alert)
             if alert.type == ENDED:
-                self._found.append(copy_of(alert))
+                stated = copy_of(alert)
+                self._found.append(stated if self._by_confidence else replace(stated, confidence=None))
         for view in views:  # too weak for an alert, but not at a lower threshold
-            if not view.is_open and view.echo_of is None and view.score < self._threshold:
-                self._found.append(_segment_copy(self._channel, self._matcher.refined(view)))
+            if not view.is_open and view.echo_of is None and self._strength(view) < self._threshold:
+                refined = self._matcher.refined(view)
+                self._found.append(_segment_copy(self._channel, refined, by_confidence=self._by_confidence))
 
 
 def index_of(recordings: Sequence[Recording]) -> ReferenceIndex:
@@ -311,9 +336,20 @@ def _correct(view: SegmentView, row: Row, background: NDArray[np.float32] | None
     return replace(view, score=max(0.0, view.score - mean))
 
 
-def _segment_copy(channel: str, view: SegmentView) -> FoundCopy:
+def _score_of(view: SegmentView) -> float:
+    return view.score
+
+
+def _segment_copy(channel: str, view: SegmentView, *, by_confidence: bool) -> FoundCopy:
     return FoundCopy(
-        channel, view.reference, view.live_start_s, view.live_end_s, view.ref_start_s, view.ref_end_s, view.score
+        channel,
+        view.reference,
+        view.live_start_s,
+        view.live_end_s,
+        view.ref_start_s,
+        view.ref_end_s,
+        view.score,
+        confidence=confidence(view) if by_confidence else None,
     )
 
 

@@ -81,6 +81,7 @@ def copy_of(alert: Alert) -> FoundCopy:
         alert.score,
         alert.detected_at,
         alert.alternatives,
+        confidence=alert.confidence,
     )
 
 

@@ -2,7 +2,7 @@
 
 A found copy is correct when it has the true channel and reference and overlaps the true copy on both time lines by
 more than the level; level 0 is any shared time. SP is the share of found copies that are correct, SR the share of true
-copies that are found; F1 is given at the best score threshold, as in the papers, and at our own.
+copies that are found; F1 is given at the best threshold, as in the papers, and at our own.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ class FoundCopy(Copy):
     score: float
     detected_at: float | None = None
     alternatives: tuple[tuple[float, float], ...] = ()
+    confidence: float | None = None  # of methods that state one
+
+    @property
+    def strength(self) -> float:
+        """What a threshold applies to: the confidence, or the score of a method that states none."""
+        return self.score if self.confidence is None else self.confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +142,8 @@ def overlap(a: Copy, b: Copy) -> float:
 def score(found: Sequence[FoundCopy], truth: Sequence[TrueCopy], threshold: float, hours: float | None = None) -> Score:
     """The score of all copies found: `best` may use any threshold, the other figures use `threshold`."""
     table = _overlaps(found, truth)
-    passes = np.array([copy.score >= threshold for copy in found], dtype=bool)
-    alerts, alert_table = [copy for copy in found if copy.score >= threshold], table[passes]
+    passes = np.array([copy.strength >= threshold for copy in found], dtype=bool)
+    alerts, alert_table = [copy for copy in found if copy.strength >= threshold], table[passes]
     hits = alert_table > 0  # [alert, true copy]
     false_alarms = int((~hits.any(axis=1)).sum())
     per_copy = hits.sum(axis=0)
@@ -197,7 +203,7 @@ def _best(found: Sequence[FoundCopy], hits: NDArray[np.bool_]) -> Best:
     n_found, n_true = hits.shape
     if not n_found or not n_true:
         return Best(_rates(hits), 0.0)
-    scores = np.array([copy.score for copy in found])
+    scores = np.array([copy.strength for copy in found])
     by_score = np.sort(scores)
     correct = np.sort(scores[hits.any(axis=1)])
     # A true copy is found at every threshold up to the score of its strongest hit.

@@ -61,7 +61,7 @@ def new_book(
     def reference(reference_id: ReferenceId) -> Reference:
         return replace(FILM, id=reference_id, n_seconds=(lengths or {}).get(reference_id, FILM.n_seconds))
 
-    return AlertBook(epoch, "model", 0.5, 10, reference, matcher or AsFound())
+    return AlertBook(epoch, "model", 0.5, 10, reference, matcher or AsFound(), lambda view: view.score)
 
 
 A_PATH = AlignmentPath((12, 40), (12, 40), (19, 47), 8, 8, 5.0, 8.0, (0.0, 0.0, 0.0, 0.0))
@@ -105,11 +105,11 @@ def test_one_id_from_start_to_end_and_an_update_every_ten_seconds() -> None:
     assert (end.title, end.owner, end.coverage_reference) == ("A film", "Studio", 0.31)
 
 
-def test_an_alert_whose_final_score_is_below_the_threshold_is_retracted() -> None:
+def test_an_alert_whose_final_confidence_is_below_the_minimum_is_retracted() -> None:
     assert [alert.type for alert in events_of([0.6, 0.6, 0.3])] == ["alert.started", "alert.retracted"]
 
 
-def test_a_segment_that_never_reaches_the_threshold_never_alerts() -> None:
+def test_a_segment_that_never_reaches_the_minimum_confidence_never_alerts() -> None:
     assert events_of([0.1, 0.49]) == []
 
 

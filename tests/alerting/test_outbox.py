@@ -6,6 +6,7 @@ import errno
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def test_history_is_read_by_cursor_and_filter_while_the_monitor_writes(tmp_path:
         assert [alert.id for alert in outbox.open_alerts()] == ["a2", "a3"]
         event = history.events(limit=1)[0].as_dict()
         assert json.loads(json.dumps(event))["gaps"] == [{"at": 20.0, "seconds": 1.0, "reason": "reconnect"}]
+
+
+def test_alerts_are_filtered_by_confidence_and_those_of_older_versions_have_none(tmp_path: Path) -> None:
+    with Outbox.open(tmp_path, SINKS) as outbox:
+        for id, confidence in (("a1", 0.6), ("a2", 0.9), ("a3", None)):
+            outbox.write([OutboxEntry("ch5", [replace(sample_events(id)[0], confidence=confidence)])])
+    history = History(tmp_path)
+    assert [event.alert.id for _, event in history.alerts(min_confidence=0.5)] == ["a2", "a1"]
+    assert [event.alert.id for _, event in history.alerts(min_confidence=0.9)] == ["a2"]
+    assert [event.alert.confidence for _, event in history.alerts()] == [None, 0.9, 0.6]
 
 
 def test_alerts_that_ended_long_ago_are_purged_and_their_numbers_are_not_reused(tmp_path: Path) -> None:

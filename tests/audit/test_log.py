@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -196,6 +197,27 @@ def test_a_full_disk_refuses_the_change_before_it_is_made(tmp_path: Path) -> Non
     assert log.verify().is_whole
     log.append(change())  # there is room again
     assert log.head()[0] == 2
+
+
+def test_a_result_is_recorded_though_another_process_took_the_change_for_lost(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+    pending = log.begin(change(object="L7"))
+    edit(tmp_path, "UPDATE pending SET process = 'another-boot 1 1 1'")
+    AuditLog(tmp_path).recover()
+    log.finish(pending, change(object="L7"))
+    assert [one.as_dict()["result"] for one in log.records()] == [UNKNOWN, DONE]
+
+
+def test_threads_of_one_process_append_each_result_once(tmp_path: Path) -> None:
+    log = AuditLog(tmp_path)
+
+    def write(n: int) -> None:
+        log.finish(log.begin(change(object=str(n))), change(object=str(n)))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(write, range(40)))
+    assert sorted(int(one.as_dict()["object"]) for one in log.records()) == list(range(40))
+    assert log.verify().is_whole
 
 
 # --- several processes -----------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ channels:
 
 # where to
 alerting:
-  threshold: 0.25
+  min_confidence: 0.25
 """
 
 

@@ -82,8 +82,22 @@ def test_an_unknown_key_is_named_with_its_line_and_a_suggestion(tmp_path: Path) 
 
 
 def test_a_key_of_another_section_is_suggested(tmp_path: Path) -> None:
-    config = write_config(tmp_path, "# top\nthreshold: 0.4\n")
-    assert error_of(config) == f"{config}:2: unknown key threshold; did you mean alerting.threshold?"
+    config = write_config(tmp_path, "# top\nmin_confidence: 0.4\n")
+    assert error_of(config) == f"{config}:2: unknown key min_confidence; did you mean alerting.min_confidence?"
+
+
+def test_the_threshold_of_older_versions_is_refused_with_what_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write_config(tmp_path, "alerting:\n  threshold: 0.12\n")
+    said = error_of(config)
+    assert said.startswith(f"{config}:2: unknown key alerting.threshold; alerts are chosen by confidence now: ")
+    assert "set alerting.min_confidence" in said
+    monkeypatch.setenv("COPYWATCH_ALERTING__THRESHOLD", "0.12")
+    with pytest.raises(
+        ConfigError, match=r"COPYWATCH_ALERTING__THRESHOLD is not a setting; .*alerting\.min_confidence"
+    ):
+        load_settings(None)
 
 
 def test_a_key_like_no_other_gets_the_list_of_valid_keys(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def test_a_note_is_not_lost_when_the_alert_is_updated(demo: DemoProcess, visit: 
 
 
 def test_filters_are_in_the_address_and_select_matching_alerts(demo: DemoProcess, visit: Visit) -> None:
-    page = visit(demo.address, "alerts?min_score=1")
+    page = visit(demo.address, "alerts?min_confidence=1")
     expect(page.get_by_role("heading", name="No alert matches these filters")).to_be_visible()
     page.get_by_role("button", name="Clear").click()
     page.locator(".card").first.wait_for()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -176,6 +177,32 @@ def test_selectors_match_the_pod() -> None:
     assert all(selector.items() <= labels.items() for selector in selectors)
 
 
+@pytest.mark.parametrize(
+    ("address", "is_reachable"),
+    [
+        ("198.51.100.7", True),
+        ("2001:db8::7", True),
+        *((inside, False) for inside in ("10.1.2.3", "172.31.0.1", "192.168.1.1", "100.64.0.1", "127.0.0.1")),
+        *(
+            (special, False)
+            for special in ("169.254.169.254", "168.63.129.16", "192.0.0.192", "fd00:ec2::254", "fe80::1")
+        ),
+    ],
+)
+def test_the_network_policy_lets_out_to_public_addresses_only(address: str, is_reachable: bool) -> None:
+    dns, channels = dict(manifests())["networkpolicy.yaml"]["spec"]["egress"]
+    assert [peer["podSelector"]["matchLabels"] for peer in dns["to"]] == [{"k8s-app": "kube-dns"}]
+    blocks = [peer["ipBlock"] for peer in channels["to"]]
+    number = ipaddress.ip_address(address)
+    permitted = [
+        block
+        for block in blocks
+        if number in ipaddress.ip_network(block["cidr"])
+        and not any(number in ipaddress.ip_network(network) for network in block["except"])
+    ]
+    assert bool(permitted) == is_reachable
+
+
 def test_the_settings_in_the_config_map_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (text,) = dict(manifests())["configmap.yaml"]["data"].values()
     (tmp_path / "copywatch.yaml").write_text(text)
@@ -227,3 +254,5 @@ def test_the_unit_runs_an_existing_command() -> None:
     settings = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
     assert settings["Type"] == "notify"
     assert settings["RestartPreventExitStatus"] == "3"  # the exit code of an invalid configuration
+    assert settings["MemoryMax"] == "4G"
+    assert settings["IPAddressDeny"].startswith("link-local ")

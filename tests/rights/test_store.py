@@ -226,3 +226,16 @@ def test_while_an_older_monitor_runs_its_file_is_left_alone(former: Path, monkey
     with Outbox.open(former, ()), pytest.raises(ConfigError, match="older Copywatch is running"):
         RightsStore(former).rules()
     assert_complete(former)
+
+
+def test_the_number_of_rules_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monitor.rights.store.MAX_ROWS", 2)
+    rights = RightsStore(tmp_path)
+    for n in range(2):
+        rights.add_licence(owner=f"owner {n}")
+        rights.exclude("film", n, n + 1)
+    with pytest.raises(InvalidRights, match="limit of 2 licences"):
+        rights.add_licence(owner="one more")
+    with pytest.raises(InvalidRights, match="limit of 2 exclusions"):
+        rights.exclude("film", 5, 6)
+    assert (len(rights.licences()), len(rights.exclusions())) == (2, 2)

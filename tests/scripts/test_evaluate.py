@@ -59,6 +59,7 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         *("--cache", str(folder / "cache")),
         *("--sequence", str(folder / "nothing")),
         *("--threshold", "0.5"),
+        *("--min-confidence", "0.5"),
     ]
 
 
@@ -192,6 +193,20 @@ def test_sensitivity_runs_every_value(broadcast: Path, options: list[str], capsy
     ]
     assert rows[2]["own"] == rows[4]["own"] == rows[8]["own"]  # the defaults, three times
     assert rows[2]["own"]["iou>0.5"]["f1"] == 1.0
+
+
+@pytest.mark.slow
+def test_reliability_counts_right_alerts_by_confidence(
+    broadcast: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = as_json(capsys, "reliability", str(broadcast), *options)
+    (ended,) = report["alert.ended"]["bins"]
+    assert (ended["from"], ended["alerts"], ended["share_right"]) == (0.95, 1, 1.0)
+    (started,) = report["alert.started"]["bins"]
+    assert started["alerts"] == 1
+    assert started["mean_confidence"] <= ended["mean_confidence"]
+    assert main(["reliability", str(broadcast), *options]) == 0
+    assert "alert.ended, calibration error 0.0" in capsys.readouterr().out
 
 
 @pytest.mark.slow

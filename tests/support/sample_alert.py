@@ -27,6 +27,7 @@ def sample_alert(n: int = 0, **fields: Any) -> Alert:
         reference_start=10.0,
         reference_end=32.0,
         speed=1.0,
+        confidence=0.97,
         score=0.94,
         matched_seconds=22,
         coverage_channel=0.97,

@@ -378,6 +378,16 @@ def test_a_name_with_a_private_address_is_named_as_private_by_an_admin(
     assert (stored["camera"], stored["cdn"]) == (True, False)
 
 
+def test_channels_are_limited_in_all(tmp_path: Path) -> None:
+    with WebAppServer(tmp_path, max_channels=3) as server:
+        asked = [{"name": f"c{n}", "url": f"http://192.0.2.7/{n}"} for n in range(4)]
+        replies = [server.client()("POST", "/api/v1/channels", one) for one in asked]
+    assert [reply.status for reply in replies][-1] == 409
+    assert "limit of 3 channels" in replies[-1].json["detail"]
+    assert server.context.config
+    assert len(load_settings(server.context.config).channels) == 3
+
+
 def test_new_channels_are_limited_per_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CHANNELS_PER_MINUTE", 2)
     with WebAppServer(tmp_path) as server:

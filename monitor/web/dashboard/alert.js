@@ -1,7 +1,7 @@
 // One alert: broadcast beside reference, both time lines, the similarity matrix, and the review.
 
 import { can, get, part, request, send } from "./api.js";
-import { chipsOf, DECISIONS, frame, isOtherSpeed, review, pollEvidence, scoreMeter, whenOf } from "./alerts.js";
+import { chipsOf, DECISIONS, frame, isOtherSpeed, review, pollEvidence, confidenceMeter, whenOf } from "./alerts.js";
 import { button, askToConfirm, el, field, formDialog, icon, put, toast } from "./dom.js";
 import { licenceFields, licenceOf } from "./licences.js";
 import { ALERTS, on } from "./events.js";
@@ -220,9 +220,14 @@ function drawNumbers(panel, alert) {
   const percent = (share) => `${Math.round(100 * share)} %`;
   const rows = [
     [
+      "Confidence",
+      el("span.inline-confidence", confidenceMeter(alert)),
+      `The chance that the alert is right: of alerts that say 90 %, nine in ten are. Alerts start at ${percent(alert.min_confidence)} (setting alerting.min_confidence).`,
+    ],
+    [
       "Score",
-      el("span.inline-score", scoreMeter(alert.score)),
-      "Mean of similarity times mask over the aligned seconds, reduced for short copies; 0 to 1.",
+      alert.score.toFixed(2),
+      "The method's own number: mean of similarity times mask over the aligned seconds, reduced for short copies.",
     ],
     [
       "Coverage of the broadcast",
@@ -287,10 +292,10 @@ function drawNumbers(panel, alert) {
 
 /** All events and reviews of the alert, in order. */
 function drawEvents(panel, alert) {
-  const events = (alert.events ?? []).map(({ emitted_at, type, score }) => [
+  const events = (alert.events ?? []).map(({ emitted_at, type, confidence }) => [
     emitted_at,
     EVENTS[type] ?? type,
-    score !== null && score !== undefined && ` · score ${score.toFixed(2)}`,
+    confidence !== null && confidence !== undefined && ` · confidence ${Math.round(100 * confidence)} %`,
   ]);
   const reviews = (alert.reviews ?? []).map(({ at, by, decision, note }) => [
     at,

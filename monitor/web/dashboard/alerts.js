@@ -155,7 +155,7 @@ class Card {
     });
     this.body = el("div.facts-line");
     this.chips = el("div.chips");
-    this.score = el("div.score");
+    this.confidence = el("div.confidence");
     this.frames = el("div.pair");
     this.actions = el(
       "div.row.actions",
@@ -181,7 +181,7 @@ class Card {
       can("write") && el("label.select-box", this.checkbox),
       el(
         "div.body",
-        el("div.row.between.start", el("h2", this.title), this.score),
+        el("div.row.between.start", el("h2", this.title), this.confidence),
         this.body,
         this.chips,
         this.actions,
@@ -202,7 +202,7 @@ class Card {
       isOtherSpeed(alert) ? ` at ${alert.speed.toFixed(2)}×` : "",
       alert.owner && el("span.muted", ` · ${alert.owner}`),
     );
-    put(this.score, scoreMeter(alert.score));
+    put(this.confidence, confidenceMeter(alert));
     put(this.chips, chipsOf(alert));
     this.element.dataset.status = alert.status;
     for (const action of this.actions.children)
@@ -306,6 +306,12 @@ export function chipsOf(alert) {
   ];
 }
 
-export function scoreMeter(score) {
-  return [el("span.number", score.toFixed(2)), el("meter", { min: 0, max: 1, value: score, "aria-label": "score" })];
+/** The chance that the alert is right, as a percentage and a bar; alerts of older versions state none. */
+export function confidenceMeter({ confidence }) {
+  if (confidence === null || confidence === undefined) return el("span.muted.small", "no confidence stated");
+  const percent = `${Math.round(100 * confidence)} %`;
+  return [
+    el("span.number", { title: `Of alerts that say ${percent}, about ${percent} are right.` }, percent),
+    el("meter", { min: 0, max: 1, value: confidence, "aria-label": "confidence" }),
+  ];
 }

@@ -1,6 +1,6 @@
 // The filters of the list of alerts, and the filtered list as a CSV file.
 
-import { all } from "./api.js";
+import { all, get } from "./api.js";
 import { button, el, field, select } from "./dom.js";
 import { dayBounds, withOffset, ZONE } from "./times.js";
 
@@ -14,7 +14,7 @@ const MATCHERS = {
   status: (alert, status) => (status === "valid" ? alert.status !== "retracted" : alert.status === status),
   review: (alert, decision) => (alert.review?.decision ?? "none") === decision,
   licensed: (alert, licensed) => String(Boolean(alert.licence)) === licensed,
-  min_score: (alert, score) => alert.score >= Number(score),
+  min_confidence: (alert, least) => alert.confidence !== null && alert.confidence >= Number(least),
   since: (alert, since) => alert.started_at && alert.started_at >= since,
   until: (alert, until) => alert.started_at && alert.started_at < until,
 };
@@ -43,9 +43,10 @@ export class Filters {
   }
 
   async form(signal) {
-    const [channels, references] = await Promise.all([
+    const [channels, references, system] = await Promise.all([
       all("channels", {}, 1000, signal),
       all("references", {}, 1000, signal),
+      get("system", {}, signal),
     ]);
     const orAll = (items) => [["", "all"], ...items];
     const list = (id, names) =>
@@ -103,8 +104,17 @@ export class Filters {
         ),
       ),
       field(
-        "Minimum score",
-        el("input", { name: "min_score", type: "number", min: 0, max: 1, step: "0.05", value: values.min_score ?? "" }),
+        "Minimum confidence",
+        el("input", {
+          name: "min_confidence",
+          type: "number",
+          min: 0,
+          max: 1,
+          step: "0.05",
+          value: values.min_confidence ?? "",
+          placeholder: system.min_confidence,
+          title: `The chance that an alert is right. Alerts start at ${system.min_confidence} (alerting.min_confidence).`,
+        }),
       ),
       field("Day", el("input", { name: "day", type: "date", value: values.day ?? "" })),
       button("Clear", { kind: "quiet", disabled: !this.any }, () => (location.hash = "#/alerts")),
@@ -151,6 +161,7 @@ export async function saveCsv(filters) {
     "reference_end",
     "speed",
     "ambiguous",
+    "confidence",
     "score",
     "matched_seconds",
     "coverage_channel",

@@ -28,6 +28,7 @@ from monitor.config.settings import Settings
 from monitor.errors import AuditFailed, JobsFailed
 from monitor.ops.sqlite_store import SqliteStore
 from monitor.ops.timestamps import rfc3339
+from monitor.web.requests.problems import hide_paths
 from reference_db.errors import CatalogError, CatalogLocked
 from reference_db.library import ReferenceLibrary
 
@@ -184,7 +185,7 @@ class Registrar:
             await asyncio.to_thread(self.jobs.update, job.id, DONE, str(result["outcome"]), result)
         else:
             kind = {"kind": outcome["kind"]} if "kind" in outcome else None
-            await asyncio.to_thread(self.jobs.update, job.id, FAILED, str(outcome["error"]), kind)
+            await asyncio.to_thread(self.jobs.update, job.id, FAILED, hide_paths(str(outcome["error"])), kind)
             logger.warning("job %s failed: %s", job.id, outcome["error"])
         self.jobs.progress.pop(job.id, None)
         if (finished := self._finished.pop(job.id, None)) is not None:
@@ -232,7 +233,7 @@ class Registrar:
             "memory_bytes": settings.registration.memory_bytes,
             "settings": {
                 "matching": settings.matching.model_dump(),
-                "alerting": settings.alerting.model_dump(include={"threshold"}),
+                "alerting": settings.alerting.model_dump(include={"min_confidence"}),
             },
             "parent": os.getpid(),
         }

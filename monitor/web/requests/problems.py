@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
@@ -63,6 +65,11 @@ STATUSES: tuple[tuple[type[Exception], int], ...] = (
 )
 
 
+# An absolute path, not in a URL and not a route of ours.
+_PATH = re.compile(r"""(?<![\w:/.~-])/(?!api/)(?:[^/\s;,()'"`]+/)*([^/\s;,()'"`]+)""")
+logger = logging.getLogger(__name__)
+
+
 class ProblemOut(BaseModel):
     """A problem."""
 
@@ -94,6 +101,11 @@ class Problem(Exception):
     def __init__(self, status: int, detail: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(detail)
         self.status, self.detail, self.headers = status, detail, headers
+
+
+def hide_paths(text: str) -> str:
+    """The text with each path of this machine's files cut to its last part; the log has the whole."""
+    return _PATH.sub(r"\1", text)
 
 
 def not_found(what: str) -> Problem:
@@ -138,8 +150,10 @@ async def _reply_to_invalid_request(request: Request, error: Exception) -> JSONR
 
 async def _reply_to_own_error(request: Request, error: Exception) -> JSONResponse:
     status = next(status for kind, status in STATUSES if isinstance(error, kind))
+    if (detail := hide_paths(redact_text(str(error)))) != str(error):
+        logger.warning("%s %s: %s", request.method, request.url.path, redact_text(str(error)))
     headers = {"Retry-After": "5"} if isinstance(error, CatalogLocked) else None
-    return reply(status, redact_text(str(error)), request.url.path, headers)
+    return reply(status, detail, request.url.path, headers)
 
 
 EXCEPTION_HANDLERS: dict[int | type[Exception], Callable[[Request, Any], Coroutine[Any, Any, Response]]] = {

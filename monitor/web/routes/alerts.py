@@ -49,6 +49,7 @@ class AlertEventOut(BaseModel):
     seq: int
     type: str
     emitted_at: str
+    confidence: float | None
     score: float
 
 
@@ -58,6 +59,7 @@ class AlertStory(AlertOut):
     events: list[AlertEventOut]
     reviews: list[ReviewOut] = Field(description="All reviews, oldest first; the last one counts.")
     reference_seconds: int | None = Field(description="Length of the reference; null if it was removed.")
+    min_confidence: float = Field(description="Confidence from which on this monitor emits alerts.")
 
 
 class ReviewedOut(BaseModel):
@@ -75,7 +77,7 @@ def list_alerts(
     status: Annotated[AlertStatus | None, Query(description="`valid`: open or ended, not retracted.")] = None,
     review: Literal["none", "confirmed", "false", "licensed"] | None = None,
     licensed: bool | None = None,
-    min_score: Annotated[float | None, Query(ge=0, le=1)] = None,
+    min_confidence: Annotated[float | None, Query(ge=0, le=1)] = None,
     since: Since = None,
     until: Since = None,
     limit: Limit = 50,
@@ -90,7 +92,7 @@ def list_alerts(
         owner=owner,
         status=status,
         licensed=licensed,
-        min_score=min_score,
+        min_confidence=min_confidence,
         since=_utc(since),
         until=_utc(until),
     )
@@ -171,13 +173,26 @@ def _story(id: str, context: AppContext) -> AlertStory:
         raise not_found(f"alert {id}")
     lengths = {one.id: one.n_seconds for one in context.library.index.references}
     event_views = [
-        AlertEventOut(n=one.n, seq=one.alert.seq, type=one.alert.type, emitted_at=one.emitted_at, score=one.alert.score)
+        AlertEventOut(
+            n=one.n,
+            seq=one.alert.seq,
+            type=one.alert.type,
+            emitted_at=one.emitted_at,
+            confidence=one.alert.confidence,
+            score=one.alert.score,
+        )
         for one in events
     ]
     (view,) = _views(events[-1:], context)
     seconds = lengths.get(events[-1].alert.reference)
     reviews = [ReviewOut.model_validate(review.as_dict()) for review in context.rights.reviews(id)]
-    return AlertStory(**view.model_dump(), events=event_views, reviews=reviews, reference_seconds=seconds)
+    return AlertStory(
+        **view.model_dump(),
+        events=event_views,
+        reviews=reviews,
+        reference_seconds=seconds,
+        min_confidence=context.settings.alerting.min_confidence,
+    )
 
 
 def _views(events: Sequence[Event], context: AppContext) -> list[AlertOut]:

@@ -80,7 +80,7 @@ def new_channel(
     config, channel = _config(context), _checked(body.model_dump(), caller)
     context.limits.new_channels.take()
     try:
-        add_channel(config, channel)
+        add_channel(config, channel, at_most=context.settings.web.max_channels)
     except OSError as error:
         raise Problem(409, f"The configuration cannot be written: {error.strerror}.") from error
     response.headers["Location"] = f"/api/v1/channels/{channel.name}"

@@ -55,6 +55,7 @@ class SystemOut(BaseModel):
     evidence: EvidenceOut
     metrics: FiguresOut
     time_zone: str
+    min_confidence: float = Field(description="Confidence from which on this monitor emits alerts.")
 
 
 @router.get("/api/v1/system")
@@ -88,4 +89,5 @@ def system(context: Context) -> SystemOut:
             dropped_total=sum(report.n_dropped for report in channels),
         ),
         time_zone=datetime.now().astimezone().tzname() or "UTC",
+        min_confidence=context.settings.alerting.min_confidence,
     )

@@ -84,9 +84,9 @@ def test_our_row_equals_the_channel_monitor() -> None:
         for a in alerts
         if a.type == ENDED
     ]
-    found = AblationRunner(Networks(plain_net()), match_parameters(settings), settings.alerting.threshold).on_channel(
-        OURS, 0.0, CHANNEL, [FILM, OTHER]
-    )
+    found = AblationRunner(
+        Networks(plain_net()), match_parameters(settings), settings.alerting.min_confidence
+    ).on_channel(OURS, 0.0, CHANNEL, [FILM, OTHER])
     assert alerted == [
         (c.reference, c.channel_start, c.channel_end, c.reference_start, c.reference_end, c.score, c.detected_at)
         for c in found
@@ -96,10 +96,11 @@ def test_our_row_equals_the_channel_monitor() -> None:
 
 
 def test_copies_too_weak_for_an_alert_count_for_the_best_threshold() -> None:
-    strict = AblationRunner(Networks(plain_net()), MatchParameters(), 0.99)
+    strict = AblationRunner(Networks(plain_net()), MatchParameters(), 1.0)
     (copy,) = strict.on_channel(OURS, 0.0, CHANNEL, [FILM])
     assert copy.detected_at is None
-    assert 0.3 < copy.score < 0.99
+    assert copy.score > 0.3
+    assert copy.strength < 1.0
 
 
 def test_hard_weight_drops_a_copy_of_two_seconds_and_soft_weight_does_not() -> None:
