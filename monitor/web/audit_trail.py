@@ -118,10 +118,7 @@ class RequestLog:
                     await self.append(change)
         finally:
             for change in self._counted(None):
-                try:
-                    self._log.append(change)
-                except AuditFailed as error:
-                    logger.error("%s; counts of refused requests are not recorded", error)
+                await self.append(change)
 
     def _recover(self) -> None:
         try:
