@@ -2,6 +2,7 @@
 """Benchmarks. Each compares two sides in one run and prints their ratio, which depends less on the machine than a time.
 
     scripts/bench.py channels VIDEO     N live channels of this video against `ffmpeg -skip_frame nokey` on the same
+    scripts/bench.py decoder VIDEO      the decoding child in its sandbox against the same without it
     scripts/bench.py kafka              `copywatch match` against bare reading, and bare decoding and encoding
     scripts/bench.py registration VIDEO registration of this video against bare decoding and encoding
     scripts/bench.py search VIDEOS      recall and cost of search in libraries of up to 10 million seconds
@@ -22,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 # Modules with `add_arguments(parser)`, `run(args)` -> figures and `lines(figures)`.
-PARTS = ("channels", "kafka", "registration", "search", "stream")
+PARTS = ("channels", "decoder", "kafka", "registration", "search", "stream")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -198,7 +198,7 @@ def measure(
         "stage_ms_per_second": {stage: stage_ms(stage, before, after) for stage in ("encode", "match")},
         "memory_mb": {
             "per_channel": round((parent + sum(children)) / args.channels / 1e6, 1),
-            "child": round(sum(children) / max(1, len(children)) / 1e6, 1),
+            "child": round(sum(children) / args.channels / 1e6, 1),
             "parent": round(parent / 1e6, 1),
         },
     }

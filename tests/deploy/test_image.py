@@ -117,6 +117,12 @@ def test_its_commands_run_as_its_user_on_a_read_only_tree(box: Container) -> Non
         ):
             tried = box.join(container, ["python", "-c", f"open('{place}/tried', 'w')"])
             assert (tried.returncode == 0) is is_writable, place
+        report = (
+            "from reference_db.media.decoding import sandbox_report\n"
+            "print([one.name for one in sandbox_report() if not one.in_force])"
+        )
+        missing = box.join(container, ["python", "-c", report]).stdout
+        assert missing in ("[]\n", "['landlock']\n")  # decoders are confined without root, too
         os.kill(first_process(container), signal.SIGTERM)
         log, _ = container.communicate(timeout=60)
         assert container.returncode == 0, log

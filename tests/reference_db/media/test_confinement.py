@@ -244,3 +244,34 @@ def test_a_codec_that_is_not_of_broadcasts_is_refused(tmp_path: Path) -> None:
     path = write_numbered(tmp_path / "game.avi", [n / 10 for n in range(20)], codec="asv1", b_frames=0)
     with pytest.raises(MediaError, match="format that is not supported"), DecodingChild(str(path)) as child:
         list(child.frames())
+
+
+AS_FIRST_PROCESS = """
+import os, time
+from pathlib import Path
+from reference_db.media.decoding import DecodingChild
+for _ in range(3):
+    with DecodingChild("udp://127.0.0.1:0", live=True) as child:
+        gateway = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        while not gateway.read_text():
+            time.sleep(0.01)
+try:
+    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+    print("children are left")
+except ChildProcessError:
+    print("none is left")
+"""
+
+
+@pytest.mark.system
+def test_no_zombie_of_a_gateway_stays_in_a_container_without_init() -> None:
+    """The first process of a container inherits orphans, and a gateway is one when its decoder was killed."""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    process = subprocess.run(
+        [*unshare, sys.executable, "-c", AS_FIRST_PROCESS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert process.stdout == "none is left\n", process.stderr
