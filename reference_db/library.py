@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING
 
 from reference_db.errors import (
     CatalogError,
+    DamagedReference,
     EncoderMismatch,
     MediaError,
     NotAReference,
     ReferenceExists,
     StorageError,
+    UnknownReference,
 )
 from reference_db.store.catalog import Catalog, Contents, Reference, ReferenceId, check_id
 from reference_db.store.feature_files import (
@@ -78,6 +80,15 @@ class ReferenceDetails:
     reference: Reference
     report: QualityReport
     has_thumbnails: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """An exported reference, ready to be read."""
+
+    header: bytes  # depends on the reference only
+    n_bytes: int  # of all pieces
+    pieces: Iterator[bytes]  # header and features
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +192,25 @@ class ReferenceLibrary:
             report = quality_report(reference.id, catalog, self._findability)
             return ReferenceDetails(reference, report, bool(reference.thumbnails_sha256))
 
+    def reports(self, ids: Iterable[str]) -> Iterator[tuple[str, QualityReport | None]]:
+        """The quality report of each of these references; None for one that is damaged or gone."""
+        from reference_db.registration import quality_report
+        from reference_db.search.index import IndexKeeper, ReferenceIndex
+
+        indexes: dict[str, ReferenceIndex] = {}  # one of each encoder: loading takes longer than searching
+        with Catalog.open(self.data_dir) as catalog:
+
+            def index(encoder_id: str) -> ReferenceIndex:
+                if encoder_id not in indexes:
+                    indexes[encoder_id] = IndexKeeper(self.data_dir, encoder_id).refresh()
+                return indexes[encoder_id]
+
+            for id in ids:
+                try:
+                    yield id, quality_report(ReferenceId(id), catalog, self._findability, index)
+                except (DamagedReference, UnknownReference):
+                    yield id, None
+
     def rm(self, id: str) -> None:
         """Removes a reference with its files; its open alerts end. UnknownReference if there is none."""
         with Catalog.open(self.data_dir, write=True) as catalog:
@@ -206,13 +236,13 @@ class ReferenceLibrary:
 
         `to` is a new file or a folder; by default ID.copywatch in the current folder.
         """
-        pieces = self.export_pieces(id)
+        exported = self.open_export(id)
         target = to or Path()
         if target.is_dir():
             target = target / f"{id}{EXPORT_SUFFIX}"
         try:
             with target.open("xb") as file:
-                file.writelines(pieces)
+                file.writelines(exported.pieces)
                 file.flush()
                 os.fsync(file.fileno())
         except FileExistsError:
@@ -222,12 +252,21 @@ class ReferenceLibrary:
             raise CatalogError(f"{target} cannot be written: {error.strerror}.") from error
         return target
 
-    def export_pieces(self, id: str) -> Iterator[bytes]:
-        """The content of the file that `export` writes, read from disk piece by piece; the first is its header."""
+    def open_export(self, id: str, header: bytes | None = None) -> Export:
+        """The content of the file that `export` writes, read from disk piece by piece.
+
+        `header` is that of an earlier export of the same version of the reference: then the features are neither
+        verified nor hashed again, and it begins at once.
+        """
         with Catalog.open(self.data_dir) as catalog:
             reference = catalog.get(ReferenceId(id))
-            features = catalog.exact_features(reference)
-        return file_chunks(file_header(replace(reference, thumbnails_sha256=""), features), features)
+            if header is None:
+                features = catalog.exact_features(reference)
+                header = file_header(replace(reference, thumbnails_sha256=""), features)
+            else:
+                features = catalog.open_features(reference)
+        n_bytes = len(header) + features.layout.n_bytes - features.layout.rows_at
+        return Export(header, n_bytes, file_chunks(header, features))
 
     def import_(self, path: Path, *, id: str | None = None) -> Registration:
         """The exported reference, durable in this library; `id` gives it another id than it had.

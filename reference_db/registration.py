@@ -185,11 +185,19 @@ def _new_reference(id: ReferenceId, path: Path, content_sha256: str) -> Referenc
     )
 
 
-def quality_report(id: ReferenceId, catalog: Catalog, findability: FindabilityMeter | None = None) -> QualityReport:
-    """The quality of a reference of the catalogue, compared with the others there."""
-    reference = catalog.get(id)
-    index = _index(catalog, reference.encoder_id, None)
-    return assess_quality(catalog.stored_features(id), index, itself=id, findability=findability)
+def quality_report(
+    id: ReferenceId,
+    catalog: Catalog,
+    findability: FindabilityMeter | None = None,
+    index: Callable[[str], ReferenceIndex] | None = None,
+) -> QualityReport:
+    """The quality of a reference of the catalogue, compared with the others there.
+
+    `index` returns the index of an encoder's references; without it one is built.
+    """
+    encoder_id = catalog.get(id).encoder_id
+    found = _index(catalog, encoder_id, None if index is None else lambda: index(encoder_id))
+    return assess_quality(catalog.stored_features(id), found, itself=id, findability=findability)
 
 
 def assess_quality(

@@ -100,6 +100,7 @@ class WebApp:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_run_forever("publishing events", self.context.feed.run))
             tasks.create_task(_run_forever("registering uploads", self.context.registrar.run))
+            tasks.create_task(_run_forever("reporting on references", self.context.quality_reports.run))
             tasks.create_task(_run_forever("delivering to webhooks", self.context.webhook_sender.run))
             tasks.create_task(_run_forever("watching for outages", self.outages.run))
             tasks.create_task(_run_forever("deleting what has expired", partial(run_retention, self.context.settings)))

@@ -27,17 +27,20 @@ from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
 from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
-from monitor.runtime.findability_meter import FindabilityMeter
 from monitor.web.audit_trail import RequestLog, Trail
 from monitor.web.auth.gatekeeper import Caller, Gatekeeper
 from monitor.web.auth.tokens import Tokens
 from monitor.web.channel_views import ChannelViews
 from monitor.web.dashboard import read_dashboard
 from monitor.web.event_feed import EventFeed
+from monitor.web.quality_reports import QualityReports
 from monitor.web.reference_views import ReferenceViews
+from monitor.web.requests.downloads import RecentlyUsed
 from monitor.web.requests.jobs import Jobs, Registrar
 from monitor.web.requests.limits import RequestLimits
 from reference_db.store.catalog import Catalog, Contents
+
+MAX_EXPORT_HEADERS = 256  # of some kB each; without one, an export is read twice more
 
 
 @dataclass(eq=False)
@@ -77,7 +80,9 @@ class AppContext:
             self.settings.webhooks.allow,
             self.settings.alerting.keep_days,
         )
-        self.reference_views = ReferenceViews(self.library, FindabilityMeter(self.settings))
+        self.reference_views = ReferenceViews()
+        self.quality_reports = QualityReports(self.settings)
+        self.export_headers: RecentlyUsed[bytes] = RecentlyUsed(MAX_EXPORT_HEADERS)
         self.dashboard = read_dashboard()
         self.limits = RequestLimits()
         self._contents: Contents | None = None

@@ -223,19 +223,23 @@ class Catalog:
 
         The whole file is read and compared with its hash, in pieces; then it stays open.
         """
+        features = self.open_features(reference)
+        if features.sha256() != reference.features_sha256 or len(features.rows) != reference.n_seconds:
+            raise DamagedReference(reference.id, "its feature file has changed on disk")
+        return features
+
+    def open_features(self, reference: Reference) -> StoredFeatures:
+        """As `exact_features`, but the content is not verified: its hash was checked before."""
         if (fault := length_fault(reference)) is not None:
             raise DamagedReference(reference.id, fault)
         try:
-            features = StoredFeatures(self.features_path(reference))
-            if features.sha256() != reference.features_sha256 or len(features.rows) != reference.n_seconds:
-                raise DamagedReference(reference.id, "its feature file has changed on disk")
+            return StoredFeatures(self.features_path(reference))
         except OSError as error:
             if self.get(reference.id) != reference:
                 raise UnknownReference(f"The reference {reference.id} was replaced meanwhile.") from None
             raise DamagedReference(reference.id, f"its feature file cannot be read ({error.strerror})") from error
         except NotAReference as error:
             raise DamagedReference(reference.id, "its feature file has changed on disk") from error
-        return features
 
     def thumbnail(self, id: ReferenceId, second: int) -> bytes | None:
         """The JPEG of the middle of this second, else of its beginning; None if none is stored."""

@@ -21,7 +21,7 @@ FEATURE_SIZE = 512
 ID_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 MAX_SECONDS = 250_000  # of a reference: 69 hours, a file of 256 MB
-BLOCK_ROWS = 4096  # rows handled at once: 4 MB as float16, 8 MB as float32
+BLOCK_ROWS = 1024  # rows handled at once: 1 MB as float16, 2 MB as float32
 MAX_TEXT_LENGTH, MAX_TAGS = 1000, 100  # characters of a title, owner, tag or encoder id; tags of one reference
 UNIT_TOLERANCE = 0.01  # how far from 1 the length of a float16 row may be
 

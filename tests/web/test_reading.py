@@ -57,7 +57,8 @@ def test_references_are_searched_and_shown(client: Client) -> None:
     assert [one["id"] for one in client.get("/references?q=HARB")["items"]] == ["harbour"]
     assert client.get("/references?owner=nobody")["items"] == []
     assert client.get("/references?tag=nothing")["items"] == []
-    harbour = client.get("/references/harbour")
+    while (harbour := client.get("/references/harbour"))["shortest_findable_s"] is None:
+        assert "still being searched" in harbour["warnings"][0]  # a busy machine takes longer than a request waits
     assert harbour["seconds"] == 40
     assert harbour["state"] == "ready"
     assert harbour["has_thumbnails"]

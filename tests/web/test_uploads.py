@@ -235,7 +235,7 @@ def test_an_export_is_imported(server: WebAppServer, clip: bytes, tmp_path_facto
     video.write_bytes(clip)
     library = ReferenceLibrary(elsewhere / "library")
     assert [one.error for one in library.add([video], title="At home")] == [None]
-    client, content = server.client(), b"".join(library.export_pieces("home"))
+    client, content = server.client(), b"".join(library.open_export("home").pieces)
     reply = send(client, form(content, "home.copywatch"), "/api/v1/references/import")
     assert (reply.status, reply.json["reference"], reply.json["outcome"]) == (201, "home", "added")
     assert reply.headers["location"] == "/api/v1/references/home"

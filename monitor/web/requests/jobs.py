@@ -12,10 +12,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import secrets
 import shutil
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from monitor.config.settings import Settings
 from monitor.errors import AuditFailed, JobsFailed
 from monitor.ops.sqlite_store import SqliteStore
 from monitor.ops.timestamps import rfc3339
+from monitor.web.requests.child_lines import match_settings, run_child
 from monitor.web.requests.problems import hide_paths
 from reference_db.errors import CatalogError, CatalogLocked
 from reference_db.library import ReferenceLibrary
@@ -231,43 +230,18 @@ class Registrar:
             "threads": settings.compute.threads,
             "thumbnails": settings.registration.thumbnails,
             "memory_bytes": settings.registration.memory_bytes,
-            "settings": {
-                "matching": settings.matching.model_dump(),
-                "alerting": settings.alerting.model_dump(include={"min_confidence"}),
-            },
-            "parent": os.getpid(),
+            "settings": match_settings(settings),
         }
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-m",
-            "monitor.roles.registration_child",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-            process_group=0,  # Ctrl-C goes to us; we stop the child ourselves
-        )
-        assert child.stdin
-        assert child.stdout
         outcome: dict[str, Any] = {"error": NO_RESULT}
-        try:
-            child.stdin.write(json.dumps(request).encode())
-            child.stdin.close()
-            async for line in child.stdout:
-                values = json.loads(line)
-                if "done_s" in values:
-                    self.jobs.progress[job.id] = (values["done_s"], values["total_s"])
-                else:
-                    outcome = values
-            await child.wait()
-        except (BrokenPipeError, ConnectionResetError, ValueError):
-            pass  # the child died at once, or in the middle of a line
-        finally:
-            if child.returncode is None:
-                with suppress(ProcessLookupError):
-                    child.kill()
-                await child.wait()  # returns at once after the kill; no zombie is left
+
+        def on_line(values: dict[str, Any]) -> None:
+            nonlocal outcome
+            if "done_s" in values:
+                self.jobs.progress[job.id] = (values["done_s"], values["total_s"])
+            else:
+                outcome = values
+
+        await run_child("monitor.roles.registration_child", request, on_line)
         return outcome
 
 

@@ -4,32 +4,62 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from types import TracebackType
+from typing import Self
 
+from monitor.web.auth.gatekeeper import LOCAL, Caller
 from monitor.web.requests.problems import Problem
 
-UPLOADS_AT_ONCE = 4
+UPLOADS_AT_ONCE, UPLOADS_PER_TOKEN = 4, 2
+DOWNLOADS_AT_ONCE, DOWNLOADS_PER_TOKEN = 4, 2  # of exports
 CHANNELS_PER_MINUTE = 60  # added by the API
 MINUTE_S = 60.0
 
 
 class Slots:
-    """A number of things that may run at the same time; usable from any thread."""
+    """A number of things that may run at the same time, in all and for one token; usable from any thread."""
 
-    def __init__(self, n: int, detail: str) -> None:
-        self._free, self._detail = threading.BoundedSemaphore(n), detail
+    def __init__(self, n: int, per_token: int, detail: str) -> None:
+        self._n, self._per_token, self._detail = n, per_token, detail
+        self._used: Counter[str] = Counter()  # by caller
+        self._lock = threading.Lock()
 
-    @contextmanager
-    def use(self) -> Iterator[None]:
-        """Holds a slot; raises Problem 429 if none is free."""
-        if not self._free.acquire(blocking=False):
-            raise Problem(429, self._detail, {"Retry-After": "10"})
-        try:
-            yield
-        finally:
-            self._free.release()
+    def take(self, caller: Caller | None = None) -> Slot:
+        """A slot; raises Problem 429 if none is free. Without tokens there is one caller, who may take all."""
+        name = "" if caller is None else caller.name
+        limit = self._n if caller is None or caller is LOCAL else self._per_token
+        with self._lock:
+            if self._used.total() >= self._n or self._used[name] >= limit:
+                raise Problem(429, self._detail, {"Retry-After": "10"})
+            self._used[name] += 1
+        return Slot(self, name)
+
+    def release(self, name: str) -> None:
+        with self._lock:
+            self._used[name] -= 1
+            self._used += Counter()  # forgets callers without a slot
+
+
+class Slot:
+    """A slot that is taken: released once, by `with` or by `release`."""
+
+    def __init__(self, slots: Slots, name: str) -> None:
+        self._slots: Slots | None = slots
+        self._name = name
+
+    def release(self) -> None:
+        slots, self._slots = self._slots, None
+        if slots is not None:
+            slots.release(self._name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
 
 class RateLimit:
@@ -52,6 +82,15 @@ class RequestLimits:
     """The limits of one application."""
 
     def __init__(self) -> None:
-        self.uploads = Slots(UPLOADS_AT_ONCE, f"{UPLOADS_AT_ONCE} uploads are already in progress; try again later.")
-        self.probes = Slots(1, "Another address is being tested; try again later.")
+        self.uploads = Slots(
+            UPLOADS_AT_ONCE,
+            UPLOADS_PER_TOKEN,
+            f"At most {UPLOADS_AT_ONCE} uploads at once, {UPLOADS_PER_TOKEN} of one token; try again later.",
+        )
+        self.downloads = Slots(
+            DOWNLOADS_AT_ONCE,
+            DOWNLOADS_PER_TOKEN,
+            f"At most {DOWNLOADS_AT_ONCE} downloads at once, {DOWNLOADS_PER_TOKEN} of one token; try again later.",
+        )
+        self.probes = Slots(1, 1, "Another address is being tested; try again later.")
         self.new_channels = RateLimit(CHANNELS_PER_MINUTE)

@@ -107,7 +107,7 @@ def try_channel(context: Context, caller: CurrentCaller, trail: CurrentTrail, bo
     """Reads an address for some seconds and describes the stream."""
     trail.details = {"url": redact_url(body.url)}
     channel = _checked({"name": "test", **body.model_dump()}, caller)
-    with context.limits.probes.use():
+    with context.limits.probes.take():
         return ProbeOut.model_validate(probe_channel(channel, PROBE_S)[0])
 
 

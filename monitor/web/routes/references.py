@@ -9,8 +9,10 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field
 
-from monitor.web.context import AppContext, Context, CurrentTrail
-from monitor.web.reference_views import ReferenceOut, damaged_view
+from monitor.web.context import AppContext, Context, CurrentCaller, CurrentTrail
+from monitor.web.quality_reports import ReportFailed, ReportPending
+from monitor.web.reference_views import ReferenceOut, damaged_view, report_view
+from monitor.web.requests.downloads import Download
 from monitor.web.requests.etags import UNCHANGED, IfMatch, IfNoneMatch, check_match, etag, unchanged
 from monitor.web.requests.paging import Cursor, Limit, Page, page_of
 from monitor.web.requests.problems import BYTES, ERROR_RESPONSES, JPEG, not_found
@@ -70,23 +72,32 @@ def list_references(
                 items.append(damaged_view(id, one))
                 continue
             with suppress(UnknownReference):  # removed since the contents were read
-                items.append(context.reference_views.view(one, catalog, with_overlaps=False))
+                items.append(context.reference_views.view(one, catalog))
     return Page(items=items, next=following)
 
 
 @router.get("/api/v1/references/{id}", responses=UNCHANGED, response_model=ReferenceOut)
-def show_reference(
+async def show_reference(
     context: Context, id: ReferenceName, response: Response, if_none_match: IfNoneMatch = None
 ) -> ReferenceOut | Response:
-    """One reference with its quality report. Its ETag stands for the reference, not for overlaps."""
-    one = _reference_or_damage(context, id)
+    """One reference with its quality report. Its ETag stands for the reference, not for overlaps.
+
+    A large library takes a while to search for overlaps; until that is done, a warning says so.
+    """
+    one = await asyncio.to_thread(_reference_or_damage, context, id)
     response.headers["ETag"] = now = etag(one)
     if (reply := unchanged(if_none_match, now)) is not None:
         return reply
     if isinstance(one, str):
         return damaged_view(id, one)
-    with context.catalog() as catalog:
-        return context.reference_views.view(one, catalog, with_overlaps=True)
+    checksum = (await asyncio.to_thread(context.contents)).checksum
+    try:
+        return report_view(one, await context.quality_reports.get(one, checksum))
+    except ReportPending:
+        note = "Overlaps with other references are still being searched; ask again in a minute."
+    except ReportFailed:
+        note = "Overlaps with other references could not be searched."
+    return await asyncio.to_thread(_view_alone, context, one, note)
 
 
 @router.get(
@@ -141,14 +152,23 @@ async def drop_reference(context: Context, id: ReferenceName, if_match: IfMatch 
 
 
 @router.get("/api/v1/references/{id}/export", responses=UNCHANGED | BYTES, response_class=Response)
-def export_reference(context: Context, id: ReferenceName, if_none_match: IfNoneMatch = None) -> Response:
+def export_reference(
+    context: Context, caller: CurrentCaller, id: ReferenceName, if_none_match: IfNoneMatch = None
+) -> Response:
     """The reference in one file: features only, from which the video cannot be seen."""
     now = etag(_reference_or_damage(context, id))
     if (reply := unchanged(if_none_match, now)) is not None:
         return reply
     headers = {"Content-Disposition": f'attachment; filename="{id}{EXPORT_SUFFIX}"', "ETag": now}
-    content = b"".join(ReferenceLibrary(context.settings.data_dir).export_pieces(id))
-    return Response(content, media_type="application/octet-stream", headers=headers)
+    slot = context.limits.downloads.take(caller)
+    try:
+        library = ReferenceLibrary(context.settings.data_dir)
+        export = library.open_export(id, context.export_headers.get(now))
+        context.export_headers.put(now, export.header)
+    except BaseException:
+        slot.release()
+        raise
+    return Download(export.pieces, export.n_bytes, slot, media_type="application/octet-stream", headers=headers)
 
 
 @router.get("/api/v1/references/{id}/exclusions")
@@ -175,6 +195,12 @@ def new_exclusion(context: Context, trail: CurrentTrail, id: ReferenceName, body
 def drop_exclusion(context: Context, id: ReferenceName, n: Annotated[int, Path(ge=1, lt=2**63)]) -> None:
     """Lets the span alert again."""
     context.rights.remove_exclusion(id, n)
+
+
+def _view_alone(context: AppContext, reference: Reference, note: str) -> ReferenceOut:
+    """The reference without its overlaps."""
+    with context.catalog() as catalog:
+        return context.reference_views.view(reference, catalog, note)
 
 
 def _reference_or_damage(context: AppContext, id: str) -> Reference | str:

@@ -1,7 +1,8 @@
 """`POST /references` and `/references/import`: an uploaded video or exported reference becomes a job.
 
 Before an upload is accepted, the decoding child opens it, which can crash or be killed without touching anything
-else. An upload that fails or breaks off leaves no file behind.
+else. Of an import only the header is checked here; its job checks the rest, in a child under a memory limit. An upload
+that fails or breaks off leaves no file behind.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from monitor.web.context import Context, CurrentTrail
+from monitor.web.context import Context, CurrentCaller, CurrentTrail
 from monitor.web.requests.jobs import DONE, FAILED, IMPORT, REGISTER, Job, Jobs, new_id
 from monitor.web.requests.multipart import receive
 from monitor.web.requests.problems import ERROR_RESPONSES, Problem
 from monitor.web.routes.jobs import AcceptedOut, JobOut, job_view
-from reference_db.library import MAX_EXPORT_BYTES, read_export
+from reference_db.library import MAX_EXPORT_BYTES, check_export
 from reference_db.media.decoding import DecodingChild
 from reference_db.store.references import MAX_TEXT_LENGTH, check_id, check_texts, printable
 
@@ -55,10 +56,12 @@ class ImportedOut(BaseModel):
 
 
 @router.post("/api/v1/references", status_code=202, openapi_extra=UPLOAD_FORM)
-async def upload_reference(context: Context, trail: CurrentTrail, request: Request, response: Response) -> AcceptedOut:
+async def upload_reference(
+    context: Context, caller: CurrentCaller, trail: CurrentTrail, request: Request, response: Response
+) -> AcceptedOut:
     """Registers a video: checks it, then registers it as a job whose progress can be polled."""
     id, jobs = new_id(), context.registrar.jobs
-    with context.limits.uploads.use(), _upload_folder(jobs.folder / id) as folder:
+    with context.limits.uploads.take(caller), _upload_folder(jobs.folder / id) as folder:
         await _check_backlog(jobs)
         upload = await receive(request, folder, context.settings.web.max_upload_bytes)
         values = {"id": upload.one("id"), "title": upload.one("title"), "owner": upload.one("owner") or ""}
@@ -82,16 +85,18 @@ async def upload_reference(context: Context, trail: CurrentTrail, request: Reque
     responses={202: {"model": ImportedOut, "description": "Other jobs are ahead of it: poll the job."}},
     openapi_extra=IMPORT_FORM,
 )
-async def import_reference(context: Context, trail: CurrentTrail, request: Request, response: Response) -> ImportedOut:
+async def import_reference(
+    context: Context, caller: CurrentCaller, trail: CurrentTrail, request: Request, response: Response
+) -> ImportedOut:
     """Imports a reference from a file written by `refs export`, here or elsewhere."""
     id, jobs = new_id(), context.registrar.jobs
-    with context.limits.uploads.use(), _upload_folder(jobs.folder / id) as folder:
+    with context.limits.uploads.take(caller), _upload_folder(jobs.folder / id) as folder:
         await _check_backlog(jobs)
         upload = await receive(request, folder, MAX_EXPORT_BYTES)
         reference_id = upload.one("id")
         if reference_id is not None:
             check_id(reference_id)
-        await asyncio.to_thread(read_export, upload.path)
+        await asyncio.to_thread(check_export, upload.path)
         await asyncio.to_thread(jobs.add, id, IMPORT, {"id": reference_id, "name": upload.path.name})
     trail.object, trail.details = reference_id, {"job": id}
     context.registrar.wake()
