@@ -164,7 +164,7 @@ def after_review(last: Alert, decision: str) -> Alert | None:
 
 @dataclass(frozen=True, slots=True)
 class _OpenAlert:
-    """State of one alert between its events. Its view has no paths: only the spans are read again."""
+    """State of one alert between its events."""
 
     reference: Reference
     continues: str | None
@@ -229,6 +229,11 @@ def _is_examined(view: SegmentView, now_s: int) -> bool:
     age_s = now_s - view.start[0]
     every_s = 1 if age_s <= SOON_S or not view.is_open else 4 if age_s <= LATER_S else 16
     return age_s % every_s == 0
+
+
+def _without_paths(view: SegmentView) -> SegmentView:
+    """The view for later comparison of spans and weight, small enough to store."""
+    return replace(view, paths=())
 
 
 def _speed(alert: Alert) -> float | None:
@@ -298,6 +303,7 @@ class AlertBook:
         self._open: dict[str, _OpenAlert] = {}
         self._ended: list[_EndedAlert] = []  # for BREAK_S
         self._retracted: dict[str, _OpenAlert] = {}  # by a review or an exclusion, with segments that are still open
+        self._segments: dict[SegmentName, SegmentView] = {}  # the segments of this second
         self._views: dict[str, SegmentView] = {}  # of events since `take_views`, with their paths
         self.n_excluded = 0  # copies that did not alert because they lie in excluded spans
 
@@ -372,8 +378,6 @@ class AlertBook:
     def _apply_view(self, whole: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
         """The events of one segment in this second."""
         alert_id, spans = self._alert_id(whole), self._rules.excluded(whole.reference)
-        if alert_id is None:
-            return []
         view = self._matcher.without(whole, spans) if spans else whole
         if alert_id in self._retracted and not self._resumes(alert_id, view, now_s):
             return []
@@ -384,24 +388,25 @@ class AlertBook:
             return []
         refined = self._matcher.refined(view)
         refined = trimmed(refined, spans) if spans else refined
-        if alert_id not in self._open:
+        if alert_id is None or alert_id not in self._open:
             return self._begin(type_, alert_id, refined, now_s, gaps)
         if type_ in (ENDED, RETRACTED):
             return [self._finish(alert_id, refined, now_s, gaps)]
         return [self._emit(type_, alert_id, refined, now_s, gaps)]
 
     def _alert_id(self, view: SegmentView) -> str | None:
-        """The id of the alert that follows this segment, or that it would start; None if its alert follows a rival."""
+        """The id of the alert that follows this segment, or that it would start; None if that alert left it."""
         alerts = self._open | self._retracted
         for alert_id, alert in alerts.items():
             if alert.last_view.name == view.name:
                 return alert_id
         own_id = alert_id_of(self.epoch, view)
-        return None if own_id in alerts else own_id
+        is_taken = own_id in alerts or any(ended.alert_id == own_id for ended in self._ended)
+        return None if is_taken else own_id
 
-    def _type(self, view: SegmentView, alert_id: str, now_s: int) -> str | None:
+    def _type(self, view: SegmentView, alert_id: str | None, now_s: int) -> str | None:
         """The type of a segment's next event, if one is due; rivals and reviews aside."""
-        alert = self._open.get(alert_id)
+        alert = None if alert_id is None else self._open.get(alert_id)
         if alert is None:
             if not self._is_sure(view) or view.echo_of is not None:
                 return None
@@ -411,25 +416,34 @@ class AlertBook:
         is_due = now_s - alert.emitted_s >= self.update_every_s
         return UPDATED if is_due and view.live_end_s > alert.last_view.live_end_s else None
 
-    def _begin(self, type_: str, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
+    def _begin(self, type_: str, alert_id: str | None, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
         """The first event of a segment, unless it only looks alike or another alert stands for it."""
         least = MIN_START if view.is_open else min_change(view.live_end_s - view.live_start_s)
         if not _matches_change(view, least) or self._is_claimed(view, now_s):
             return []
-        events = []
-        for other_id, alert in list(self._open.items()):
-            other = alert.last_view
-            if other.reference == view.reference or not _is_at_once(other, view):
-                continue
+        weaker = []
+        for other_id, other in self._at_once(view, now_s):
             if self._matcher.likeness(other, view) >= VERSION:
-                return self._add_version(other_id, view, now_s, gaps)
+                return self._add_version(other_id, view, now_s, gaps) if other_id in self._open else []
             strength, others = self._matcher.strength(view, other), self._matcher.strength(other, view)
             if strength < LOOK_ALIKE * others:
                 return []
-            if others < LOOK_ALIKE * strength:
-                events.append(self._retract(other_id, other, now_s, gaps, EXPLAINED.format(alert_id)))
-                self._retracted[other_id] = replace(self._retracted[other_id], is_explained=True)
+            if others < LOOK_ALIKE * strength and other_id in self._open:
+                weaker.append(other_id)
+        if alert_id is None:
+            return []
+        events = []
+        for other_id in weaker:
+            view_of_other = self._open[other_id].last_view
+            events.append(self._retract(other_id, view_of_other, now_s, gaps, EXPLAINED.format(alert_id)))
+            self._retracted[other_id] = replace(self._retracted[other_id], is_explained=True)
         return [*events, self._emit(type_, alert_id, view, now_s, gaps)]
+
+    def _at_once(self, view: SegmentView, now_s: int) -> list[tuple[str, SegmentView]]:
+        """The alerts of other references in the same seconds, open or ended within REMEMBER_S, with their claims."""
+        alerts = [(other_id, self._claim(alert)) for other_id, alert in self._open.items()]
+        alerts += [(ended.alert_id, ended.view) for ended in self._ended if now_s - ended.second <= REMEMBER_S]
+        return [(id_, other) for id_, other in alerts if other.reference != view.reference and _is_at_once(other, view)]
 
     def _finish(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> Alert:
         """The last event of an open alert whose segment closed: it ends, or is retracted with a reason."""
@@ -447,9 +461,9 @@ class AlertBook:
             return self._retract(alert_id, view, now_s, gaps, reason)
         return self._emit(ENDED, alert_id, self._best_version(alert_id, view), now_s, gaps)
 
-    def _apply_exclusion(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
+    def _apply_exclusion(self, alert_id: str | None, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
         """Handles a segment that reaches the minimum confidence only by its excluded seconds."""
-        if alert_id in self._open:
+        if alert_id is not None and alert_id in self._open:
             return [self._retract(alert_id, view, now_s, gaps, EXCLUDED)]
         self.n_excluded += not view.is_open
         return []
@@ -480,7 +494,8 @@ class AlertBook:
         return view.name not in self.open_segments, heavy, -length, view.start, view.reference
 
     def _follow_rivals(self, views: list[SegmentView]) -> None:
-        """Lets each alert whose segment closes follow the heaviest rival that is still open and goes on."""
+        """Lets each alert whose segment closes follow the heaviest rival or version that is still open and goes on."""
+        self._segments = {view.name: view for view in views}
         names = self.open_segments
         for alert_id, alert in list(self._open.items()):
             closing = next((v for v in views if v.name == alert.last_view.name and not v.is_open), None)
@@ -489,21 +504,40 @@ class AlertBook:
             rivals = [
                 view
                 for view in views
-                if view.is_open and view.reference == closing.reference and view.name not in names
+                if view.is_open and view.name not in names
+                if view.reference == closing.reference or view.reference in alert.versions
                 if self._is_sure(view) and view.live_end_s > closing.live_end_s
                 if _is_at_once(view, closing)
             ]
             if rivals:
-                heaviest = max(rivals, key=lambda view: (view.total_weight, view.start))
-                followed = replace(alert.last_view, start=heaviest.start)
-                self._open[alert_id] = replace(alert, last_view=followed)
+                heaviest = max(rivals, key=lambda view: (view.total_weight, view.start, view.reference))
+                self._follow(alert_id, heaviest)
+
+    def _follow(self, alert_id: str, view: SegmentView) -> None:
+        """Lets an alert follow another segment: of the same reference, or of a version that it names from now on."""
+        alert = self._open[alert_id]
+        if view.reference == alert.last_view.reference:
+            self._open[alert_id] = replace(alert, last_view=replace(alert.last_view, start=view.start))
+            return
+        versions = {**alert.versions, alert.last_view.reference: _without_paths(alert.last_view)}
+        versions.pop(view.reference, None)
+        reference = self._reference(view.reference)
+        self._open[alert_id] = replace(alert, reference=reference, versions=versions, last_view=view)
+
+    def _claim(self, alert: _OpenAlert) -> SegmentView:
+        """What an alert claims by now: its last view, continued as far as its segment has come since."""
+        last, now = alert.last_view, self._segments.get(alert.last_view.name)
+        if now is None or now.live_end_s <= last.live_end_s:
+            return last
+        ref_end_s = max(last.ref_end_s, now.ref_end_s)
+        return replace(now, live_start_s=last.live_start_s, ref_start_s=last.ref_start_s, ref_end_s=ref_end_s)
 
     def _is_claimed(self, view: SegmentView, now_s: int) -> bool:
         """Whether an alert of the same reference, open or ended within REMEMBER_S, stands for these seconds.
 
         It does not where two places of the reference are on air beside each other: they look different, and both match.
         """
-        others = [alert.last_view for alert in (self._open | self._retracted).values()]
+        others = [self._claim(alert) for alert in (self._open | self._retracted).values()]
         others += [ended.view for ended in self._ended if now_s - ended.second <= REMEMBER_S]
         rivals = [other for other in others if other.reference == view.reference and _is_at_once(other, view)]
         return any(
@@ -526,15 +560,12 @@ class AlertBook:
 
     def _add_version(self, alert_id: str, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
         """Lists a version beside the one that the alert names, or names it instead if it matches far more."""
-        alert, claim = self._open[alert_id], replace(view, paths=())
-        if view.is_open and view.total_weight > OVERTAKES * alert.last_view.total_weight:
-            versions = {**alert.versions, alert.last_view.reference: alert.last_view}
-            versions.pop(view.reference, None)
-            self._open[alert_id] = replace(
-                alert, reference=self._reference(view.reference), versions=versions, last_view=claim
-            )
+        alert = self._open[alert_id]
+        if view.is_open and view.total_weight > OVERTAKES * self._claim(alert).total_weight:
+            self._follow(alert_id, view)
             return [self._emit(UPDATED, alert_id, view, now_s, gaps)]
-        self._open[alert_id] = replace(alert, versions={**alert.versions, view.reference: claim})
+        versions = {**alert.versions, view.reference: _without_paths(view)}
+        self._open[alert_id] = replace(alert, versions=versions)
         return []
 
     def _best_version(self, alert_id: str, view: SegmentView) -> SegmentView:
@@ -548,7 +579,7 @@ class AlertBook:
 
         best = max((claim for claim in claims if claim.total_weight >= heavy), key=coverage)
         if best is not view:
-            versions = {**alert.versions, view.reference: replace(view, paths=())}
+            versions = {**alert.versions, view.reference: _without_paths(view)}
             del versions[best.reference]
             self._open[alert_id] = replace(alert, reference=self._reference(best.reference), versions=versions)
         return best
@@ -595,13 +626,12 @@ class AlertBook:
             event = replace(current, type=type_, seq=current.seq + 1, ended_at=ended_at, reason=reason)
         if view.paths:
             self._views[alert_id] = view
-        claim = replace(view, paths=())  # only its spans are read again
         if type_ in (STARTED, UPDATED):
-            self._open[alert_id] = replace(alert, seq=event.seq, emitted_s=now_s, last_view=claim)
+            self._open[alert_id] = replace(alert, seq=event.seq, emitted_s=now_s, last_view=view)
         else:
             self._open.pop(alert_id, None)
         if type_ == ENDED:
-            self._ended.append(_EndedAlert(now_s, alert_id, claim))
+            self._ended.append(_EndedAlert(now_s, alert_id, view))
         return event
 
     def _new_alert(self, view: SegmentView, now_s: int) -> _OpenAlert:

@@ -264,7 +264,9 @@ class Matcher:
         return np.arange(math.ceil(start), math.ceil(end))
 
     def _line(self, view: SegmentView, seconds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The reference seconds on the straight line between the ends of a refined view."""
+        """The reference seconds of a refined view: those of its paths, or on the straight line between its ends."""
+        if len(view.paths) > 1:
+            return np.asarray(np.clip(view.columns(seconds), 0, len(self._in_use[view.reference].rows) - 1))
         speed = (view.ref_end_s - view.ref_start_s) / (view.live_end_s - view.live_start_s)
         columns = np.floor(view.ref_start_s + speed * (seconds - view.live_start_s) + 0.5).astype(np.int64)
         return np.asarray(np.clip(columns, 0, len(self._in_use[view.reference].rows) - 1))

@@ -7,15 +7,19 @@ from dataclasses import replace
 import pytest
 
 from monitor.alerting.alerts import ENDED, Alert, Gap, Pause
-from tests.support.planted_channels import Part, PlantedStream, alerts_of, new_monitor, plant
+from tests.support.planted_channels import FILMS, SPOTS, Part, PlantedStream, alerts_of, new_monitor, plant
 
 AD = 1.0  # noise alone: something that is in no library
 
 
+def events_of(stream: PlantedStream, names: tuple[str, ...] = FILMS) -> list[Alert]:
+    monitor = new_monitor(names)
+    return alerts_of(monitor, stream) + monitor.finish()
+
+
 def ended_alerts(stream: PlantedStream) -> list[Alert]:
-    monitor = new_monitor()
-    alerts = alerts_of(monitor, stream) + monitor.finish()
-    return sorted((alert for alert in alerts if alert.type == ENDED), key=lambda alert: alert.channel_start)
+    ended = (alert for alert in events_of(stream) if alert.type == ENDED)
+    return sorted(ended, key=lambda alert: alert.channel_start)
 
 
 def span(alert: Alert) -> tuple[float, float]:
@@ -39,6 +43,26 @@ def test_two_references_at_once_are_two_alerts() -> None:
     )
     began = {str(alert.reference): alert.reference_start for alert in alerts}
     assert began == pytest.approx({"other": 20.0, "swift": 5.0}, abs=2)
+
+
+@pytest.mark.parametrize("aired", SPOTS)
+def test_versions_of_one_spot_are_one_alert_that_names_the_one_on_air(aired: str) -> None:
+    length = sum(len(seconds) for seconds in SPOTS[aired])
+    events = events_of(plant([Part(8, noise=AD), Part(length, aired, noise=0.3), Part(30, noise=AD)]), tuple(SPOTS))
+    assert len({event.id for event in events}) == 1
+    last = events[-1]
+    assert (last.type, last.reference) == (ENDED, aired)
+    assert span(last) == pytest.approx((8, 8 + length), abs=2)
+    assert {version.reference for version in last.versions} <= SPOTS.keys() - {aired}
+    assert last.versions
+
+
+def test_a_fixed_camera_at_other_minutes_is_no_copy() -> None:
+    copy = plant([Part(8, noise=AD), Part(30, "camera", 10, noise=0.3), Part(25, noise=AD)])
+    later = plant([Part(8, noise=AD), Part(30, "camera-later", 10, noise=0.3), Part(25, noise=AD)])
+    (ended,) = (event for event in events_of(copy, ("camera", "swift")) if event.type == ENDED)
+    assert ended.reference_start == pytest.approx(10, abs=2)
+    assert events_of(later, ("camera", "swift")) == []
 
 
 def test_a_short_break_is_a_pause_within_one_alert() -> None:

@@ -59,13 +59,45 @@ def film_rows(name: str) -> NDArray[np.float32]:
 
 
 FILMS = ("swift", "other", "slow", "long")
+# Seconds of "swift" that versions of one spot show, each encoded on its own.
+SPOTS = {
+    "spot30": [range(20, 50)],
+    "spot20": [range(20, 30), range(36, 46)],
+    "spot10": [range(20, 24), range(38, 41), range(47, 50)],
+}
+CAMERA = ("camera", "camera-later")  # two stretches of one fixed camera: the same background, other movement
+
+
+@cache
+def spot_rows(name: str) -> NDArray[np.float32]:
+    rows = np.concatenate([film_rows("swift")[list(seconds)] for seconds in SPOTS[name]]).astype(np.float64)
+    return unit(rows + 0.2 * unit(np.random.default_rng(len(rows)).standard_normal(rows.shape)))
+
+
+@cache
+def camera_rows(name: str) -> NDArray[np.float32]:
+    background = unit(np.random.default_rng(30).standard_normal(FEATURE_SIZE)).astype(np.float64)
+    rng = np.random.default_rng(31 + CAMERA.index(name))
+    movement = np.empty((60, FEATURE_SIZE))
+    moving = rng.standard_normal(FEATURE_SIZE)
+    for second in range(60):
+        moving = 0.7 * moving + np.sqrt(1 - 0.7**2) * rng.standard_normal(FEATURE_SIZE)
+        movement[second] = moving
+    return unit(background + 0.7 * unit(movement))
+
+
+def planted_rows(name: str) -> NDArray[np.float32]:
+    """The rows of any planted film."""
+    if name in SPOTS:
+        return spot_rows(name)
+    return camera_rows(name) if name in CAMERA else film_rows(name)
 
 
 @cache
 def library(names: tuple[str, ...] = FILMS) -> ActiveLibrary:
     pairs = []
     for name in names:
-        rows = film_rows(name)
+        rows = planted_rows(name)
         reference = Reference(
             ReferenceId(name), name.title(), "", {}, "0" * 64, len(rows), 0, "planted", f"{name:0>64}", BEGAN
         )
@@ -159,7 +191,7 @@ def plant(parts: Sequence[Part], seed: int = 0) -> PlantedStream:
             row = part.noise * unit(rng.standard_normal(FEATURE_SIZE)).astype(np.float64)
             for film, from_s in ((part.film, part.from_s), (part.beside, part.beside_from_s)):
                 if film is not None:
-                    film_row = film_rows(film)
+                    film_row = planted_rows(film)
                     row = row + film_row[int(from_s + n * part.speed) % len(film_row)]
             if not part.lost:
                 arrived = epoch.began_at or BEGAN
