@@ -101,7 +101,7 @@ class TileReader:
 
 def _n_columns(tile: SimilarityTile) -> int:
     """The number of inner columns of the tile that must be read."""
-    return INNER_COLUMNS if tile.inside[:, NARROW_COLUMNS + 2 * HALO :].any() else NARROW_COLUMNS
+    return INNER_COLUMNS if tile.inside[:, HALO + NARROW_COLUMNS :].any() else NARROW_COLUMNS
 
 
 def _engine_input(tile: SimilarityTile, columns: int) -> Arrays:

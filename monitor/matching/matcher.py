@@ -225,9 +225,9 @@ class Matcher:
 
     def alternatives(self, view: SegmentView) -> tuple[tuple[float, float], ...]:
         """Other spans of the reference that explain a refined view as well; for emitted views only."""
-        if not self.matching.refines:
+        reference = self._in_use.get(view.reference)
+        if not self.matching.refines or reference is None:  # it may have been removed
             return ()
-        reference = self._in_use[view.reference]
         return alternatives(view, self._counting_rows(view), reference.rows, reference.informative)
 
     def likeness(self, one: SegmentView, other: SegmentView) -> float:

@@ -6,12 +6,12 @@ from functools import cache
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from monitor.ingest.feature_windows import LiveSecond
-from monitor.matching.mask_step import MaskStepNet, TileReader
+from monitor.matching.mask_step import NARROW_COLUMNS, MaskStepNet, TileReader
 from monitor.matching.tiles import GRAIN, HALO, INNER_COLUMNS, NO_STEP, Band, MapRow
 from reference_db.store.catalog import ReferenceId
 from tests.support.mask_step_oracle import predict
@@ -66,6 +66,8 @@ def whole_matrix(
 
 
 @settings(max_examples=25, deadline=None)
+@example(seed=0, height=12, width=NARROW_COLUMNS + 1, moves=False, holes=False)  # not all in the narrow part of a tile
+@example(seed=0, height=12, width=NARROW_COLUMNS + HALO, moves=False, holes=False)
 @given(
     seed=st.integers(0, 2**32 - 1),
     height=st.integers(2, 30),
