@@ -219,6 +219,7 @@ class LiveSource:
             self._status.count_received()
             self._status.count_dropped("backward")
             return True
+        self._note_new(arrived_at, steady_s)
         self._check_picture(second, frame)
         if self._halted.wait(self._pace_s(epoch, stream_s, steady_s)):
             return False
@@ -241,7 +242,6 @@ class LiveSource:
             is_silent=silent_s > self._timeouts.silence_s,
         )
         if verdict == "new":
-            self._note_new(arrived_at, steady_s)
             return True
         self._n_repeated += 1
         self._status.count_received()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from reference_db.media.frames import KeyPicture
@@ -21,6 +22,7 @@ Verdict = Literal["new", "repeated", "looped"]
 
 REMEMBERED_S = 300  # new seconds; longer than what origins serve again, shorter than what a channel loops on purpose
 MAX_KEYS = 4096  # a stream may consist of key pictures only
+MAX_STORED = 256
 STORED_S = 60  # new seconds whose key pictures are stored, for a restart of this process
 
 
@@ -84,8 +86,9 @@ class RepeatDetector:
 
     def stored(self) -> dict[str, int]:
         """The newest key pictures as plain values, for `resume`."""
-        newest = self._n_seconds - STORED_S
-        return {f"{name:x}": one.last_s for name, one in self._received.items() if one.at_s >= newest}
+        newest, n_older = self._n_seconds - STORED_S, len(self._received) - MAX_STORED
+        items = islice(self._received.items(), max(0, n_older), None)
+        return {f"{name:x}": one.last_s for name, one in items if one.at_s >= newest}
 
     def resume(self, stored: Mapping[str, int]) -> None:
         """Restores them: they were received in an earlier connection."""

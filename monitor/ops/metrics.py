@@ -35,7 +35,7 @@ class MetricFamily:
 
 
 CHANNEL_FAMILIES = (
-    MetricFamily("copywatch_channel_up", "gauge", "1 while the channel delivers pictures, else 0.", ("channel",)),
+    MetricFamily("copywatch_channel_up", "gauge", "1 while new pictures arrive, else 0.", ("channel",)),
     MetricFamily(
         "copywatch_channel_state",
         "gauge",

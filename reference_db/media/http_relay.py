@@ -241,8 +241,9 @@ class _RelayRequest(BaseHTTPRequestHandler):
             self._forward_playlist(head, reply, path)
             return
         length = reply.headers.get("Content-Length")
-        if is_stream and length is not None:
-            self.relay.recording = f"{length} {reply.headers.get('ETag') or reply.headers.get('Last-Modified') or ''}"
+        version = reply.headers.get("ETag") or reply.headers.get("Last-Modified")
+        if is_stream and length is not None and version is not None:  # some servers give a stream any length
+            self.relay.recording = f"{length} {version}"
         send = self._send if length is not None else self._send_chunk
         try:
             self.send_response(reply.status)

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
+from monitor.config.settings import ChannelSettings
 from tests.support.dashboard_browser import FORMULA, HOSTILE_TITLE, PAGES, TIMEOUT_MS, Visit
+from tests.support.web_only import WebAppServer
 from tests.support.web_server import MonitorServer
 
 expect.set_options(timeout=TIMEOUT_MS)
@@ -60,6 +62,17 @@ def test_channels_that_need_attention_come_first(hostile: MonitorServer, visit: 
     expect(page.locator(".tile .state")).to_have_text(["Failed", "Ended"])
     expect(page.locator(".lead")).to_contain_text("1 needs attention")
     expect(page.locator(".tile").first).to_contain_text("refuses the connection; check host and port")
+
+
+def test_a_channel_with_nothing_behind_its_address_is_not_found(tmp_path: Path, visit: Visit) -> None:
+    with WebAppServer(tmp_path) as server:
+        server.channels = [ChannelSettings(name="five", url="http://192.0.2.1/x.m3u8")]
+        reason = "http://192.0.2.1 has nothing at this address (404); check the path"
+        server.context.metrics.channels.of("five").enter("denied", reason, "missing")
+        page = visit(f"http://127.0.0.1:{server.port}")
+        expect(page.locator(".tile .state")).to_have_text("Not found")
+        expect(page.locator(".tile")).to_contain_text(reason)
+        page.goto("about:blank")  # ends its stream of events before the server ends
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

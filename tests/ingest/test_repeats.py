@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.ingest.repeats import MAX_KEYS, REMEMBERED_S, STORED_S, RepeatDetector
+from monitor.ingest.repeats import MAX_KEYS, MAX_STORED, REMEMBERED_S, STORED_S, RepeatDetector
 from monitor.ops.channel_status import ChannelReport
 from reference_db.media.frames import KeyPicture
 from tests.support.hls_encoder import hls_encoder, serve_folder
@@ -113,6 +113,9 @@ def test_only_the_newest_pictures_are_remembered_and_fewer_stored() -> None:
     many = RepeatDetector()
     assert {many.push(key(n), 0, in_segments=True, is_silent=False) for n in range(2 * MAX_KEYS)} == {"new"}
     assert len(many._received) <= MAX_KEYS
+    for n in range(2 * MAX_KEYS, 3 * MAX_KEYS):
+        many.push_key(key(n))
+    assert (len(many._received), len(many.stored())) == (MAX_KEYS, MAX_STORED)
 
 
 # --- real encoders and origins -------------------------------------------------------------------------------------
@@ -275,6 +278,7 @@ def test_a_recording_is_read_once_however_often_it_is_served(clips: Path) -> Non
     def answer(request: BaseHTTPRequestHandler) -> None:
         body = (clips / "recording.ts").read_bytes()
         request.send_response(200)
+        request.send_header("ETag", '"1"')
         request.send_header("Content-Length", str(len(body)))
         request.end_headers()
         request.wfile.write(body)

@@ -28,7 +28,7 @@ export function describeState(state) {
 /** The reason that the monitor gives, as a sentence; what the state means where it gives none. */
 function explainState(channel, meaning) {
   const reason = channel.reason ?? "";
-  return reason ? reason[0].toUpperCase() + reason.slice(1) : meaning;
+  return !reason ? meaning : reason.includes("://") ? reason : reason[0].toUpperCase() + reason.slice(1);
 }
 
 export async function show(root, { signal }) {
