@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from enum import StrEnum
 from typing import Annotated
 
@@ -29,6 +28,7 @@ def add(
     scope: Annotated[
         Scope, typer.Option(help="`read` views, `write` also changes, `admin` also manages webhooks and tokens.")
     ] = Scope.read,
+    days: Annotated[float | None, typer.Option(min=0, help="Days after which it expires; by default never.")] = None,
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
@@ -38,7 +38,7 @@ def add(
 
     folder = settings_of(context, config_file, data_dir).data_dir
     with audited(folder, "tokens add", about=name, scope=scope.value):
-        token = Tokens(folder).add(name, scope.value)
+        token = Tokens(folder).add(name, scope.value, days)
     if as_json:
         print_json({"name": name, "scope": scope.value, "token": token})
     else:
@@ -52,16 +52,27 @@ def list_tokens(
     data_dir: DataDirOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the tokens: name, scope and creation time."""
+    """List the tokens: name, scope, creation, expiry and last use (to within a minute)."""
+    from monitor.web.auth.token_uses import TokenUses
     from monitor.web.auth.tokens import Tokens
 
-    found = [dataclasses.asdict(one) for one in Tokens(settings_of(context, config_file, data_dir).data_dir).all()]
-    for one in found:
-        del one["sha256"]
+    folder = settings_of(context, config_file, data_dir).data_dir
+    uses = TokenUses(folder)
+    found = [
+        {
+            "name": one.name,
+            "scope": one.scope,
+            "created_at": one.created_at,
+            "expires_at": one.expires_at,
+            "last_used_at": uses.last(one.sha256),
+        }
+        for one in Tokens(folder).all()
+    ]
     if as_json:
         print_json(found)
     else:
-        print_table(("NAME", "SCOPE", "CREATED"), [list(one.values()) for one in found])
+        rows = [[value or "-" for value in one.values()] for one in found]
+        print_table(("NAME", "SCOPE", "CREATED", "EXPIRES", "LAST USED"), rows)
 
 
 @app.command("rm")
@@ -71,7 +82,7 @@ def remove(
     config_file: ConfigOption = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Remove tokens; they stop working within a second."""
+    """Remove tokens; they stop working within a second, and open streams and uploads end within two."""
     from monitor.web.auth.tokens import Tokens
 
     folder = settings_of(context, config_file, data_dir).data_dir

@@ -238,6 +238,12 @@ class WebSettings(_Section):
         ge=0,
         description="Channels in all up to which the API may add one; each is a process.",
     )
+    session_idle_hours: float = Field(
+        default=12.0, gt=0, description="Hours without a request after which a browser must log in again."
+    )
+    session_hours: float = Field(
+        default=168.0, gt=0, description="Hours after its login after which a browser must log in again."
+    )
     max_upload_bytes: int = Field(default=8 << 30, ge=1, description="Maximum size of an uploaded video.")
 
 

@@ -147,7 +147,7 @@ class DemoRun:
         self._write = write
         self._fast = fast
         self._broadcast = BroadcastServer(media.broadcast, self._matched_pace if fast else wall_clock, repeat=not leave)
-        self._address = ""  # of dashboard and metrics, once known
+        self._address = ""  # the link to the dashboard, once known
         self._statuses = ChannelStatuses()
         self._status = self._statuses.of(CHANNEL)
         self._open: set[str] = set()
@@ -183,7 +183,8 @@ class DemoRun:
 
     def _ready(self, address: str) -> None:
         self._address = address
-        self._write(f"[3/4] watching {self._broadcast.url}   dashboard {address}")
+        self._write(f"[3/4] watching {self._broadcast.url}")
+        self._write(f"      dashboard {address}")
         self._write("[4/4] alerts, times are those of the broadcast" + ("" if self._leave else "; Ctrl-C to stop"))
 
     def _print_alert(self, alert: Alert) -> None:
@@ -219,7 +220,7 @@ class DemoRun:
             stop.set()  # ends open alerts
         else:
             self._report()
-            self._write(f"The broadcast starts again; dashboard {self._address}; Ctrl-C to stop.")
+            self._write(f"The broadcast starts again; Ctrl-C to stop. Dashboard: {self._address}")
 
     def _report(self) -> DemoResult:
         """The result of the first broadcast; prints it once."""

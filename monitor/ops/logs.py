@@ -1,7 +1,7 @@
 """Logs: every module's `logging` in, one line per event on stderr out.
 
 A console format on a terminal, else JSON lines. Each line has timestamp (UTC), level, event and logger, and `channel`
-where one is bound. URLs are redacted in every field, in tracebacks too.
+where one is bound. URLs are redacted in every field, in tracebacks too, but for the link that logs a user in.
 """
 
 import logging
@@ -16,6 +16,8 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from monitor.config.settings import LoggingSettings
 from reference_db.media.addresses import redact_text
+
+UNREDACTED = "unredacted"  # `extra` of a line whose URL is meant to be read
 
 
 def configure_logging(settings: LoggingSettings, stream: TextIO | None = None) -> None:
@@ -77,6 +79,8 @@ def _has_colours(stream: TextIO) -> bool:
 
 def _redact(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
     event.pop("color_message", None)  # uvicorn's copy of the event
+    if event.pop(UNREDACTED, False):
+        return event
     for key, value in event.items():
         if isinstance(value, str) and "://" in value:
             event[key] = redact_text(value)

@@ -30,6 +30,7 @@ from monitor.kafka.alert_topic import KafkaSink, follow_alerts
 from monitor.ops.channel_status import ChannelStatuses
 from monitor.ops.health import set_problem
 from monitor.ops.heartbeat import measure_loop_lag
+from monitor.ops.logs import UNREDACTED
 from monitor.ops.metrics import Metrics
 from monitor.ops.process import report_disk, stop_on_signals
 from monitor.ops.systemd import feed_watchdog, notify
@@ -61,7 +62,7 @@ async def serve(
     real_time: bool = True,
     statuses: ChannelStatuses | None = None,
 ) -> None:
-    """Watches every channel until SIGTERM, SIGINT or `stop`; calls `on_ready` with the address of the web server.
+    """Watches every channel until SIGTERM, SIGINT or `stop`; calls `on_ready` with the link to the dashboard.
 
     A stop is a pause: open alerts stay open and are resumed by the next start, unless `ends_on_stop`.
     Channels added to or removed from the file `config` are started and stopped within seconds. Without `real_time`
@@ -178,7 +179,7 @@ class _Serve:
             updates = [tasks.create_task(work) for work in background]
             await self._start_channels(roster)
             inputs = [tasks.create_task(work) for work in self._inputs(roster, config)]
-            self._announce([url_of(listener) for listener in listeners], on_ready)
+            self._announce([url_of(listener) for listener in listeners], context, on_ready)
 
             await self._stop.wait()
             notify("STOPPING=1")
@@ -190,6 +191,7 @@ class _Serve:
             _cancel(outputs)
             for server in servers:
                 server.should_exit = True
+            context.local_secret.remove()
 
     def _app_context(self, roster: ChannelRoster, config: Path | None, webhooks: WebhookStore) -> AppContext:
         return AppContext(
@@ -252,14 +254,18 @@ class _Serve:
 
     # --- ready -------------------------------------------------------------------------------------------------------
 
-    def _announce(self, addresses: Sequence[str], on_ready: Callable[[str], None] | None) -> None:
+    def _announce(self, addresses: Sequence[str], context: AppContext, on_ready: Callable[[str], None] | None) -> None:
         n_channels, n_references = len(self._settings.channels), len(self._services.library.index.references)
         state = f"watching {n_channels} channels for {n_references} references"
         logger.info("%s; health at %s", state, " and ".join(addresses))
-        logger.info("Dashboard: %s/", _local(addresses[0]))
+        dashboard = f"{_local(addresses[0])}/"
+        if not context.tokens.any():
+            context.local_secret.store()
+            dashboard = context.local_secret.link(_local(addresses[0]))
+        logger.info("Dashboard: %s", dashboard, extra={UNREDACTED: True})
         notify("READY=1", f"STATUS={state}")
         if on_ready is not None:
-            on_ready(addresses[0])
+            on_ready(dashboard)
 
 
 def _local(address: str) -> str:

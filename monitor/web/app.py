@@ -65,7 +65,7 @@ class Api(FastAPI):
             parts["schemas"]["ProblemOut"] = ProblemOut.model_json_schema()
             parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
             assert self.openapi_schema is not None
-            self.openapi_schema["security"] = [{"token": []}, {}]  # no token is needed while none exists
+            self.openapi_schema["security"] = [{"token": []}]
             for path, methods in self.openapi_schema["paths"].items():
                 if "post" in methods and SCOPES["POST", path] is not None:
                     methods["post"].setdefault("parameters", []).append(PARAMETER)
@@ -102,6 +102,7 @@ class WebApp:
             tasks.create_task(_run_forever("registering uploads", self.context.registrar.run))
             tasks.create_task(_run_forever("reporting on references", self.context.quality_reports.run))
             tasks.create_task(_run_forever("delivering to webhooks", self.context.webhook_sender.run))
+            tasks.create_task(_run_forever("storing sessions", self.context.gatekeeper.run))
             tasks.create_task(_run_forever("watching for outages", self.outages.run))
             tasks.create_task(_run_forever("deleting what has expired", partial(run_retention, self.context.settings)))
             tasks.create_task(_run_forever("recording refused requests", self.context.request_log.run))

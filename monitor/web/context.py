@@ -29,6 +29,9 @@ from monitor.rights.store import RightsStore
 from monitor.runtime.active_library import ActiveLibrary
 from monitor.web.audit_trail import RequestLog, Trail
 from monitor.web.auth.gatekeeper import Caller, Gatekeeper
+from monitor.web.auth.local_secret import LocalSecret
+from monitor.web.auth.sessions import Sessions
+from monitor.web.auth.token_uses import TokenUses
 from monitor.web.auth.tokens import Tokens
 from monitor.web.channel_views import ChannelViews
 from monitor.web.dashboard import read_dashboard
@@ -41,6 +44,7 @@ from monitor.web.requests.limits import RequestLimits
 from reference_db.store.catalog import Catalog, Contents
 
 MAX_EXPORT_HEADERS = 256  # of some kB each; without one, an export is read twice more
+HOUR_S = 3600.0
 
 
 @dataclass(eq=False)
@@ -68,7 +72,11 @@ class AppContext:
         self.audit = AuditLog(data_dir)
         self.request_log = RequestLog(self.audit)
         self.tokens = Tokens(data_dir)
-        self.gatekeeper = Gatekeeper(self.tokens)
+        web = self.settings.web
+        self.local_secret = LocalSecret(data_dir)
+        self.sessions = Sessions(data_dir, web.session_idle_hours * HOUR_S, web.session_hours * HOUR_S)
+        self.token_uses = TokenUses(data_dir)
+        self.gatekeeper = Gatekeeper(self.tokens, self.local_secret, self.sessions, self.token_uses)
         self.channel_views = ChannelViews(self.channels, self.metrics.channels, self.history)
         self.feed = EventFeed(self.history, self.rights, self.evidence, self.channel_views, self.contents, self.emitted)
         self.registrar = Registrar(Jobs(data_dir), self.settings)

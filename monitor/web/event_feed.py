@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from sse_starlette import ServerSentEvent
@@ -37,6 +38,14 @@ MAX_MISSED = 10_000  # events sent again to a listener that reconnects; the list
 BATCH = 500
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Who listens: the name of its token, and whether it may go on."""
+
+    name: str
+    is_current: Callable[[], bool]
+
+
 class EventFeed:
     """Reads once for all listeners; `run` works until cancelled."""
 
@@ -51,7 +60,7 @@ class EventFeed:
     ) -> None:
         self._history, self._rights, self._evidence = history, rights, evidence
         self._channel_views, self._contents, self._emitted = channel_views, contents, emitted
-        self._queues: set[asyncio.Queue[ServerSentEvent | None]] = set()
+        self._queues: dict[asyncio.Queue[ServerSentEvent | None], Listener] = {}
         self._last_alert_event = self._last_review = 0  # the newest ones published
         self._has_reviews = False  # the rights changed since reviews were last read
         self._generation = -1
@@ -66,7 +75,9 @@ class EventFeed:
                     changed.clear()
                     self._has_reviews |= reviewed.is_set()
                     reviewed.clear()
-                    for event in await asyncio.to_thread(self._new_events):
+                    events = await asyncio.to_thread(self._new_events)
+                    self._drop_outdated()
+                    for event in events:
                         self.publish(event)
         finally:
             for queue in list(self._queues):
@@ -81,16 +92,23 @@ class EventFeed:
             else:
                 queue.put_nowait(event)
 
+    def _drop_outdated(self) -> None:
+        """Drops the listeners whose token was removed or whose session has ended; they get no further event."""
+        for queue, listener in list(self._queues.items()):
+            if not listener.is_current():
+                self._drop(queue)
+                logger.info("ended the events of %s: its token or session is not valid any more", listener.name)
+
     def _drop(self, queue: asyncio.Queue[ServerSentEvent | None]) -> None:
-        self._queues.discard(queue)
+        self._queues.pop(queue, None)
         while not queue.empty():
             queue.get_nowait()
         queue.put_nowait(None)
 
-    async def listen(self, after: int) -> AsyncIterator[ServerSentEvent]:
-        """The alert events after this number, then all events as they come."""
+    async def listen(self, after: int, listener: Listener) -> AsyncIterator[ServerSentEvent]:
+        """The alert events after this number, then all events as they come, while the listener is current."""
         queue: asyncio.Queue[ServerSentEvent | None] = asyncio.Queue(QUEUE)  # when full, its listener is dropped
-        self._queues.add(queue)
+        self._queues[queue] = listener
         try:
             yield ServerSentEvent(comment="welcome", retry=2000)
             last = self._last_alert_event
@@ -107,7 +125,11 @@ class EventFeed:
                 if event.id is None or int(event.id) > last:
                     yield event
         finally:
-            self._queues.discard(queue)
+            self._queues.pop(queue, None)
+
+    def n_of(self, name: str) -> int:
+        """How many listeners have this name."""
+        return sum(listener.name == name for listener in self._queues.values())
 
     @property
     def n_listeners(self) -> int:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Sequence
 
 from fastapi import APIRouter
@@ -18,12 +20,13 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from monitor.errors import ConfigError
-from monitor.web.auth.gatekeeper import Gatekeeper
+from monitor.web.auth.gatekeeper import Caller, Gatekeeper
 from monitor.web.requests.problems import Problem, reply
 
 logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1 << 20  # of all requests except uploads
+RECHECK_S = 0.5  # how often a long request checks that its token still exists
 BODY_S = 30.0  # between two chunks of a body
 WHOLE_BODY_S = 60.0  # for the whole body of all requests except uploads
 HEADERS = {
@@ -61,15 +64,18 @@ class SecurityMiddleware:
                     headers.setdefault(name, value)
                 if scope["path"].startswith("/api/"):
                     headers.setdefault("Cache-Control", "no-store")
+            elif message.get("more_body") and not recheck.is_current():
+                raise ClientDisconnect  # the rest of a long response is not for this caller any more
             await send(message)
 
-        path = self._route(scope)
+        path, recheck = self._route(scope), _Recheck(self._gatekeeper, None)
         try:
             if path is not None:
                 scope.setdefault("state", {})["route"] = path
-                scope["state"]["caller"] = self._gatekeeper.authorize(HTTPConnection(scope), scope["method"], path)
+                caller = self._gatekeeper.authorize(HTTPConnection(scope), scope["method"], path)
+                scope["state"]["caller"], recheck = caller, _Recheck(self._gatekeeper, caller)
             max_bytes = None if path in UPLOADS else MAX_BODY_BYTES
-            await self._app(scope, _LimitedBody(receive, max_bytes).receive, with_headers)
+            await self._app(scope, _LimitedBody(receive, max_bytes, recheck).receive, with_headers)
         except Problem as problem:
             await reply(problem.status, problem.detail, scope["path"], problem.headers)(scope, receive, with_headers)
         except ConfigError as error:  # the token file cannot be read: refuse everyone
@@ -94,24 +100,47 @@ class SecurityMiddleware:
         return next((route.path for route in self._routes if route.matches(scope)[0] is Match.FULL), None)
 
 
-class _LimitedBody:
-    """A request's body, limited in length and in the time between two chunks."""
+class _Recheck:
+    """Whether the caller of a long request may go on: its token may be removed meanwhile, its session may end."""
 
-    def __init__(self, receive: Receive, max_bytes: int | None) -> None:
+    def __init__(self, gatekeeper: Gatekeeper, caller: Caller | None) -> None:
+        self._gatekeeper, self._caller, self._checked_at = gatekeeper, caller, time.monotonic()
+
+    def is_current(self) -> bool:
+        if self._caller is None or time.monotonic() - self._checked_at < RECHECK_S:
+            return True
+        self._checked_at = time.monotonic()
+        return self._gatekeeper.is_current(self._caller)
+
+
+class _LimitedBody:
+    """A request's body, limited in length and time; it ends when its caller may not go on."""
+
+    def __init__(self, receive: Receive, max_bytes: int | None, recheck: _Recheck) -> None:
         self._receive, self._n_left, self._is_complete = receive, max_bytes, False
+        self._recheck = recheck
         self._until = None if max_bytes is None else asyncio.get_running_loop().time() + WHOLE_BODY_S
 
     async def receive(self) -> Message:
         if self._is_complete:
             return await self._receive()  # waits for the client to disconnect, without a limit
-        try:
-            async with asyncio.timeout(BODY_S), asyncio.timeout_at(self._until):
-                message = await self._receive()
-        except TimeoutError:
-            raise HTTPException(408, "The request body did not arrive in time") from None
+        message = await self._next_message()
         self._is_complete = not message.get("more_body", False)
         if self._n_left is not None:
             self._n_left -= len(message.get("body", b""))
             if self._n_left < 0:
                 raise HTTPException(413, f"The request body is too long; at most {MAX_BODY_BYTES} bytes are accepted")
         return message
+
+    async def _next_message(self) -> Message:
+        loop = asyncio.get_running_loop()
+        until = min(loop.time() + BODY_S, self._until or math.inf)
+        while True:
+            if not self._recheck.is_current():
+                raise Problem(401, "The token was removed or has expired, or the session has ended.")
+            try:
+                async with asyncio.timeout_at(min(until, loop.time() + RECHECK_S)):
+                    return await self._receive()
+            except TimeoutError:
+                if loop.time() >= until:
+                    raise HTTPException(408, "The request body did not arrive in time") from None

@@ -16,7 +16,7 @@ def run(folder: Path, calls_each: int, seed: int) -> dict[str, Any]:
     try:
         serving.wait_for("the stream ended")
         client = serving.client()
-        done = call_everything(serving.address, existing_resources(client), calls_each, seed)
+        done = call_everything(client, existing_resources(client), calls_each, seed)
         ready = client("GET", "/readyz")
         failures = done.failures + ([] if ready.status == 200 else [f"unready: {ready.body!r}"])
         if serving.stop() != 0:

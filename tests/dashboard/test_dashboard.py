@@ -30,7 +30,7 @@ def first_alert(page: Page, client: Client) -> str:
 
 
 def test_an_alert_appears_is_opened_and_confirmed(demo: DemoProcess, visit: Visit, tmp_path: Path) -> None:
-    page = visit(demo.address, "alerts")
+    page = visit(demo.link, "alerts")
     expect(page.get_by_role("heading", name="Alerts")).to_be_visible()
     page.evaluate("window.neverReloaded = true")
     id = first_alert(page, demo.client)
@@ -57,7 +57,7 @@ def test_an_alert_appears_is_opened_and_confirmed(demo: DemoProcess, visit: Visi
 
 
 def test_every_cell_of_the_matrix_can_be_read_by_keyboard(demo: DemoProcess, visit: Visit) -> None:
-    page = visit(demo.address, "alerts")
+    page = visit(demo.link, "alerts")
     id = first_alert(page, demo.client)
     page.goto(f"{demo.address}/#/alerts/{id}")
     canvas = page.locator(".matrix canvas")
@@ -76,7 +76,7 @@ def test_every_cell_of_the_matrix_can_be_read_by_keyboard(demo: DemoProcess, vis
 
 
 def test_the_live_page_shows_a_channel_its_latest_frame_and_its_copy(demo: DemoProcess, visit: Visit) -> None:
-    page = visit(demo.address)
+    page = visit(demo.link)
     tile = page.get_by_role("article", name="demo")
     expect(tile.locator(".state")).to_have_text("On air")
     picture = tile.get_by_role("img")
@@ -91,7 +91,7 @@ def test_the_live_page_shows_a_channel_its_latest_frame_and_its_copy(demo: DemoP
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_has_no_sideways_scroll(demo: DemoProcess, visit: Visit, tmp_path: Path, scheme: str) -> None:
-    page = visit(demo.address, "alerts", width=360, color_scheme=scheme)
+    page = visit(demo.link, "alerts", width=360, color_scheme=scheme)
     id = first_alert(page, demo.client)
     for name in (*PAGES, f"alerts/{id}"):
         visit.show(name)
@@ -100,7 +100,7 @@ def test_a_phone_has_no_sideways_scroll(demo: DemoProcess, visit: Visit, tmp_pat
 
 
 def test_times_are_in_the_viewer_s_zone_and_name_it(demo: DemoProcess, visit: Visit) -> None:
-    page = visit(demo.address, "alerts", timezone_id="Asia/Tokyo")
+    page = visit(demo.link, "alerts", timezone_id="Asia/Tokyo")
     expect(page.locator("#zone")).to_have_text("Asia/Tokyo, UTC+09:00")
     id = first_alert(page, demo.client)
     page.locator(f'.card[data-id="{id}"]').get_by_role("link").click()
@@ -118,7 +118,7 @@ def test_times_are_in_the_viewer_s_zone_and_name_it(demo: DemoProcess, visit: Vi
 
 
 def test_all_work_can_be_done_by_keyboard(demo: DemoProcess, visit: Visit) -> None:
-    page = visit(demo.address, "live")
+    page = visit(demo.link, "live")
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     page.keyboard.press("Tab")
     expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
@@ -149,7 +149,7 @@ def test_all_work_can_be_done_by_keyboard(demo: DemoProcess, visit: Visit) -> No
 
 
 def test_many_alerts_are_reviewed_together(demo: DemoProcess, visit: Visit) -> None:
-    page = visit(demo.address, "alerts")
+    page = visit(demo.link, "alerts")
     expect(page.locator(".card").nth(1)).to_be_visible()  # two alerts exist
     ids = [page.locator(".card").nth(n).get_attribute("data-id") for n in range(2)]
     first, second = (page.locator(f'.card[data-id="{id}"]') for id in ids)
@@ -172,7 +172,7 @@ def test_many_alerts_are_reviewed_together(demo: DemoProcess, visit: Visit) -> N
 
 
 def test_a_note_is_not_lost_when_the_alert_is_updated(demo: DemoProcess, visit: Visit) -> None:
-    page = visit(demo.address, "alerts")
+    page = visit(demo.link, "alerts")
     id = first_alert(page, demo.client)
     visit.show(f"alerts/{id}")
     page.get_by_label("Note").fill("a word")
@@ -188,7 +188,7 @@ def test_a_note_is_not_lost_when_the_alert_is_updated(demo: DemoProcess, visit: 
 
 
 def test_filters_are_in_the_address_and_select_matching_alerts(demo: DemoProcess, visit: Visit) -> None:
-    page = visit(demo.address, "alerts?min_confidence=1")
+    page = visit(demo.link, "alerts?min_confidence=1")
     expect(page.get_by_role("heading", name="No alert matches these filters")).to_be_visible()
     page.get_by_role("button", name="Clear").click()
     page.locator(".card").first.wait_for()
@@ -208,7 +208,7 @@ def test_a_reference_is_uploaded_examined_excluded_in_part_and_removed(
     still = media.write_clip(
         tmp_path / "still.mp4", ((n / 5, media.picture(3, 0.0, 160, 90)) for n in range(200)), fps=5
     )
-    page = visit(demo.address, "references")
+    page = visit(demo.link, "references")
     expect(page.locator(".ref")).to_have_count(3)
     page.get_by_label("Choose a video").set_input_files(still)
     page.get_by_label("Title").fill("One long still")
@@ -237,7 +237,7 @@ def test_a_reference_is_uploaded_examined_excluded_in_part_and_removed(
 def test_an_open_row_stays_unchanged_when_another_is_added_or_removed(
     demo: DemoProcess, visit: Visit, tmp_path: Path
 ) -> None:
-    page = visit(demo.address, "references")
+    page = visit(demo.link, "references")
     row = page.locator(".ref", has_text="harbour-nights")
     row.locator("summary").click()
     row.get_by_label("From").fill("7")

@@ -13,6 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from monitor.config.settings import ChannelSettings
+from monitor.web.auth.tokens import Tokens
 from tests.support.dashboard_browser import FORMULA, HOSTILE_TITLE, PAGES, TIMEOUT_MS, Visit
 from tests.support.web_only import WebAppServer
 from tests.support.web_server import MonitorServer
@@ -23,7 +24,7 @@ READABLE = (Path(__file__).parents[1] / "support/readable.js").read_text()
 
 
 def test_markup_in_a_title_stays_text(hostile: MonitorServer, visit: Visit) -> None:
-    page = visit(hostile.address, "alerts")
+    page = visit(hostile.link, "alerts")
     expect(page.locator(".card .title").first).to_have_text(HOSTILE_TITLE)
     page.locator(".card .title").first.click()
     expect(page.get_by_role("heading", level=1)).to_have_text(HOSTILE_TITLE)
@@ -35,7 +36,7 @@ def test_markup_in_a_title_stays_text(hostile: MonitorServer, visit: Visit) -> N
 
 
 def test_a_formula_in_a_table_stays_text(hostile: MonitorServer, visit: Visit) -> None:
-    page = visit(hostile.address, "alerts")
+    page = visit(hostile.link, "alerts")
     with page.expect_download() as downloading:
         page.get_by_role("button", name="CSV").click()
     (line,) = csv.DictReader(downloading.value.path().read_text().splitlines())
@@ -44,7 +45,7 @@ def test_a_formula_in_a_table_stays_text(hostile: MonitorServer, visit: Visit) -
 
 def test_the_policy_stops_injected_scripts(hostile: MonitorServer, visit: Visit) -> None:
     visit.expected = ("This document requires 'Trusted", "Content Security Policy")
-    page = visit(hostile.address)
+    page = visit(hostile.link)
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     for attempt in (
         "document.body.innerHTML = '<b>x</b>'",
@@ -58,7 +59,7 @@ def test_the_policy_stops_injected_scripts(hostile: MonitorServer, visit: Visit)
 
 
 def test_channels_that_need_attention_come_first(hostile: MonitorServer, visit: Visit) -> None:
-    page = visit(hostile.address)
+    page = visit(hostile.link)
     expect(page.locator(".tile .state")).to_have_text(["Failed", "Ended"])
     expect(page.locator(".lead")).to_contain_text("1 needs attention")
     expect(page.locator(".tile").first).to_contain_text("refuses the connection; check host and port")
@@ -69,7 +70,7 @@ def test_a_channel_with_nothing_behind_its_address_is_not_found(tmp_path: Path, 
         server.channels = [ChannelSettings(name="five", url="http://192.0.2.1/x.m3u8")]
         reason = "http://192.0.2.1 has nothing at this address (404); check the path"
         server.context.metrics.channels.of("five").enter("denied", reason, "missing")
-        page = visit(f"http://127.0.0.1:{server.port}")
+        page = visit(server.context.local_secret.link(f"http://127.0.0.1:{server.port}"))
         expect(page.locator(".tile .state")).to_have_text("Not found")
         expect(page.locator(".tile")).to_contain_text(reason)
         page.goto("about:blank")  # ends its stream of events before the server ends
@@ -77,7 +78,7 @@ def test_a_channel_with_nothing_behind_its_address_is_not_found(tmp_path: Path, 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_contrast_and_controls_have_names(hostile: MonitorServer, visit: Visit, scheme: str) -> None:
-    page = visit(hostile.address, color_scheme=scheme)
+    page = visit(hostile.link, color_scheme=scheme)
     alert = hostile.client().get("/alerts")["items"][0]["id"]
     for name in (*PAGES, f"alerts/{alert}"):
         visit.show(name)
@@ -85,7 +86,7 @@ def test_text_has_contrast_and_controls_have_names(hostile: MonitorServer, visit
 
 
 def test_pictures_are_shown_whole_and_never_cropped(hostile: MonitorServer, visit: Visit) -> None:
-    page = visit(hostile.address)
+    page = visit(hostile.link)
     alert = hostile.client().get("/alerts")["items"][0]["id"]
     n_pictures = 0
     for name in ("live", "alerts", f"alerts/{alert}", "references"):
@@ -102,7 +103,7 @@ def test_pictures_are_shown_whole_and_never_cropped(hostile: MonitorServer, visi
 
 
 def test_a_webhook_is_added_tested_and_its_failure_explained(hostile: MonitorServer, visit: Visit) -> None:
-    page = visit(hostile.address, "system")
+    page = visit(hostile.link, "system")
     expect(page.get_by_role("heading", name="Ready")).to_be_visible()
     page.get_by_role("button", name="Add a webhook").click()
     page.get_by_role("dialog").get_by_label("Address").fill("http://127.0.0.1:9/hook")
@@ -128,7 +129,7 @@ def test_a_webhook_is_added_tested_and_its_failure_explained(hostile: MonitorSer
 
 
 def test_dark_follows_the_system_until_the_viewer_chooses(hostile: MonitorServer, visit: Visit) -> None:
-    page = visit(hostile.address, color_scheme="dark")
+    page = visit(hostile.link, color_scheme="dark")
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
     page.get_by_role("button", name="Light colours").click()
@@ -150,13 +151,14 @@ EMPTY = {
 
 
 def test_empty_pages_name_commands_and_a_lost_connection_is_announced(
-    start_server: Callable[[int], MonitorServer], visit: Visit
+    start_server: Callable[[int], MonitorServer], visit: Visit, tmp_path: Path
 ) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
+    token = Tokens(tmp_path / "data").add("ada", "admin")  # its session survives a restart
     server = start_server(port)
-    page = visit(server.address, "system")
+    page = visit(f"{server.address}/#secret={token}", "system")
     expect(page.get_by_role("heading", name="Ready")).to_be_visible()
     for name, (title, command) in EMPTY.items():
         page.goto(f"{server.address}/#/{name}")
@@ -170,6 +172,27 @@ def test_empty_pages_name_commands_and_a_lost_connection_is_announced(
     start_server(port)
     expect(banner).to_be_hidden()
     expect(page.locator("#connection-text")).to_have_text("Live")
+
+
+def test_the_printed_link_logs_in_and_does_not_stay_in_the_address(
+    start_server: Callable[[int], MonitorServer], visit: Visit
+) -> None:
+    server = start_server(0)
+    assert server.secret
+    visit.expected = ("401 (Unauthorized)",)
+    page = visit(server.address)  # without the secret
+    dialog = page.get_by_role("dialog", name="Log in")
+    expect(dialog).to_contain_text("open the link that `copywatch serve` printed")
+    page.goto(server.link)
+    expect(page.get_by_role("heading", name="No channel is monitored yet")).to_be_visible()
+    expect(dialog).to_have_count(0)
+    assert server.secret not in page.url
+    stored = "document.cookie + JSON.stringify(localStorage) + JSON.stringify(sessionStorage)"
+    assert server.secret not in page.evaluate(stored)
+    page.go_back()
+    assert server.secret not in page.url
+    page.get_by_role("button", name="Log out").click()
+    expect(page.get_by_role("dialog", name="Log in")).to_be_visible()
 
 
 def test_a_token_is_required_if_tokens_exist(
@@ -194,7 +217,7 @@ def test_a_token_is_required_if_tokens_exist(
     dialog = page.get_by_role("dialog", name="Log in")
     dialog.get_by_label("Token").fill("cw_wrong")
     dialog.get_by_role("button", name="Log in").click()
-    expect(dialog.get_by_role("alert")).to_contain_text("Unknown token")
+    expect(dialog.get_by_role("alert")).to_contain_text("Unknown or expired token")
     dialog.get_by_label("Token").fill(token)
     page.keyboard.press("Enter")
     expect(dialog).to_be_hidden()

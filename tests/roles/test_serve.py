@@ -43,10 +43,10 @@ def test_serve_logs_its_start_and_the_address_of_the_dashboard(log_format: str, 
         log = running.log
         lines = [next(n for n, line in enumerate(log) if text in line) for text in START_UP]
         assert lines == sorted(lines), log
-        (address,) = re.findall(r"Dashboard: (http://[\d.]+:\d+/)", "".join(log))
+        ((link, address),) = re.findall(r"Dashboard: ((http://[\d.]+:\d+/)#secret=[\w-]{22})", "".join(log))
         assert "Copywatch" in urllib.request.urlopen(address, timeout=20).read().decode()
         if log_format == "json":
-            assert json.loads(log[lines[-1]])["event"] == f"Dashboard: {address}"
+            assert json.loads(log[lines[-1]])["event"] == f"Dashboard: {link}"
 
 
 @pytest.fixture

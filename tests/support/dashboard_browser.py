@@ -30,10 +30,14 @@ class Visit:
         self.expected: tuple[str, ...] = ()  # parts of errors that the test provokes
 
     def __call__(self, address: str, page_name: str = "live", *, width: int = 1280, **options: object) -> Page:
-        """Opens this page of the dashboard in a new browser context."""
+        """Opens this page of the dashboard in a new browser context, logged in if the address is a printed link."""
+        address, _, secret = address.partition("/#secret=")
         context = self._browser.new_context(viewport={"width": width, "height": 900}, **options)  # type: ignore[arg-type]
         context.set_default_timeout(TIMEOUT_MS)
         self._contexts.append(context)
+        if secret:
+            data = {"token": secret}
+            assert context.request.post(f"{address}/api/v1/session", data=data, headers={"Origin": address}).ok
         page = context.new_page()
         page.on(
             "console",
@@ -74,9 +78,10 @@ class DemoProcess:
         for line in self.process.stdout:
             if "dashboard" in line:
                 break
-        found = re.search(r"dashboard (http://127\.0\.0\.1:\d+)", line)
+        found = re.search(r"dashboard (http://127\.0\.0\.1:\d+)/#secret=([\w-]+)", line)
         assert found, line
-        self.address = found.group(1)
+        self.address, self.secret = found.groups()
+        self.link = f"{self.address}/#secret={self.secret}"
         self._rest = threading.Thread(target=self.process.stdout.read, daemon=True)  # so that it never blocks
         self._rest.start()
-        self.client = Client(self.address)
+        self.client = Client(self.address, {"Authorization": f"Bearer {self.secret}"})

@@ -51,9 +51,10 @@ class FirstEventAdapter(HTTPAdapter):
         return response
 
 
-def call(case: schemathesis.Case[Any]) -> schemathesis.Response:
-    """Calls and validates; raises the failures that Schemathesis found."""
+def call(case: schemathesis.Case[Any], client: Client) -> schemathesis.Response:
+    """Calls as this client and validates; raises the failures that Schemathesis found."""
     with requests.Session() as session:
+        session.headers.update(client.headers)
         session.mount("http://", FirstEventAdapter())
         return case.call_and_validate(checks=CHECKS, timeout=TIMEOUT_S, session=session)
 
@@ -71,15 +72,18 @@ class Calls:
         return sum(self.operations.values())
 
 
-def call_everything(address: str, existing: Mapping[str, Mapping[str, Any]], calls_each: int, number: int = 0) -> Calls:
+def call_everything(
+    client: Client, existing: Mapping[str, Mapping[str, Any]], calls_each: int, number: int = 0
+) -> Calls:
     """Calls every operation `calls_each` times of each of three kinds; `existing` has path parameters of resources."""
+    address = f"http://{client.host}:{client.port}"
     document, done = schemathesis.openapi.from_url(f"{address}/openapi.json"), Calls()
     for found in document.get_all_operations():
         assert isinstance(found, Ok), found
         operation = found.ok()
         for strategy in _strategies(operation, existing):
             try:
-                _call_often(operation.label, strategy, calls_each, number, done)
+                _call_often(operation.label, strategy, client, calls_each, number, done)
             except Unsatisfiable:
                 pass  # it has no invalid values
             except Exception as error:
@@ -87,7 +91,7 @@ def call_everything(address: str, existing: Mapping[str, Mapping[str, Any]], cal
     return done
 
 
-def _call_often(name: str, strategy: Any, calls_each: int, number: int, done: Calls) -> None:
+def _call_often(name: str, strategy: Any, client: Client, calls_each: int, number: int, done: Calls) -> None:
     """Calls one operation `calls_each` times; raises the first failure."""
 
     @seed(number)
@@ -101,7 +105,7 @@ def _call_often(name: str, strategy: Any, calls_each: int, number: int, done: Ca
     @given(case=strategy)
     def call_once(case: schemathesis.Case[Any]) -> None:
         done.operations[name] += 1
-        done.statuses[call(case).status_code] += 1
+        done.statuses[call(case, client).status_code] += 1
 
     call_once()
 

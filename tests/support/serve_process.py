@@ -63,12 +63,14 @@ class ServeProcess:
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
         try:
-            self.wait_for("health at")
+            self.wait_for("Dashboard: ")
         except BaseException:
             self.kill()
             raise
         line = next(line for line in self.log if "health at" in line)
         self.addresses = re.findall(r"http://[\d.]+:\d+", line)
+        secret = re.search(r"#secret=([\w-]+)", "".join(self.log))
+        self._headers = {"Authorization": f"Bearer {secret.group(1)}"} if secret else {}
 
     def _read(self) -> None:
         assert self.process.stderr
@@ -85,7 +87,8 @@ class ServeProcess:
 
     def get(self, path: str, address: int = 0) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(self.addresses[address] + path, timeout=20) as reply:
+            request = urllib.request.Request(self.addresses[address] + path, headers=self._headers)
+            with urllib.request.urlopen(request, timeout=20) as reply:
                 return reply.status, reply.read().decode(errors="replace")
         except urllib.error.HTTPError as error:
             with error:

@@ -70,9 +70,26 @@ class WebAppServer:
         background.cancel()
         await asyncio.wait([background])
 
+    @property
+    def credentials(self) -> dict[str, str]:
+        """The header of a caller on this machine while no token exists."""
+        return {"Authorization": f"Bearer {self.context.local_secret.value}"}
+
+    @property
+    def bearer(self) -> str:
+        """The same as a line of a request's head."""
+        return f"Authorization: {self.credentials['Authorization']}\r\n"
+
     def client(self, token: str | None = None, *, host: str = "127.0.0.1") -> Client:
+        """A caller with this token; without one, a caller with the secret of a server without tokens."""
         headers = {"Authorization": f"Bearer {token}"} if token else None
+        if token is None and not self.context.tokens.any():
+            headers = self.credentials
         return Client(f"http://{host}:{self.port}", headers)
+
+    def stranger(self, *, host: str = "127.0.0.1") -> Client:
+        """A caller without any credentials."""
+        return Client(f"http://{host}:{self.port}")
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -89,14 +89,19 @@ class MonitorServer:
         self._log_grown = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.address = ""
+        self.address, self.link = "", ""
+        self.secret: str | None = None
         if wait:
             found = re.search(r"http://\S+:\d+", self.wait_for("health at"))
             assert found
             self.address = found.group()
+            link = re.search(r"#secret=([\w-]+)", self.wait_for("Dashboard: "))
+            self.secret = link.group(1) if link else None  # of a server without tokens
+            self.link = f"{self.address}/#secret={self.secret}"
 
     def client(self, token: str | None = None) -> Client:
-        address = self.address.replace("0.0.0.0", "127.0.0.1")
+        """A caller with this token; without one, with the secret of a server without tokens."""
+        address, token = self.address.replace("0.0.0.0", "127.0.0.1"), token or self.secret
         return Client(address, {"Authorization": f"Bearer {token}"} if token else None)
 
     def wait_for(self, words: str) -> str:

@@ -131,7 +131,7 @@ def test_a_removed_token_is_refused_and_a_damaged_file_refuses_all(tmp_path: Pat
         statuses_after_removal = (server.client(token)("GET", "/api/v1/session").status for _ in range(10_000))
         assert 401 in statuses_after_removal
         (tmp_path / FILE).write_text("[{")  # damaged
-        statuses_after_damage = (server.client()("GET", "/api/v1/session").status for _ in range(10_000))
+        statuses_after_damage = (server.stranger()("GET", "/api/v1/session").status for _ in range(10_000))
         assert 503 in statuses_after_damage
 
 
@@ -204,6 +204,10 @@ def test_without_tokens_only_this_machine_is_served_by_a_loopback_name(tmp_path:
     with WebAppServer(tmp_path) as server:
         client = server.client()
         assert client.get("/session") == {"name": "this machine", "scopes": ["read", "write", "admin"]}
+        refused = server.stranger()("GET", "/api/v1/session")
+        assert refused.status == 401
+        assert "open the link that `copywatch serve` printed" in refused.json["detail"]
+        assert server.client("wrong")("GET", "/api/v1/session").status == 401
         for host, status in [
             ("localhost", 200),
             ("[::1]:80", 200),

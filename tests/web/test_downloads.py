@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from monitor.web.auth.gatekeeper import LOCAL, Caller
+from monitor.web.auth.gatekeeper import LOCAL_NAME, Caller
 from monitor.web.auth.tokens import Tokens
 from monitor.web.requests import downloads
 from monitor.web.requests.downloads import RecentlyUsed
@@ -38,7 +38,7 @@ def server(data_dir: Path) -> Iterator[WebAppServer]:
 def unread(server: WebAppServer, token: str = "") -> socket.socket:
     """A request for the export whose response is not read."""
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-    authorization = f"Authorization: Bearer {token}\r\n" if token else ""
+    authorization = f"Authorization: Bearer {token}\r\n" if token else server.bearer
     connection.sendall(f"GET {EXPORT} HTTP/1.1\r\nHost: localhost\r\n{authorization}\r\n".encode())
     assert connection.recv(12, socket.MSG_PEEK).endswith(b" 200")
     return connection
@@ -79,7 +79,7 @@ def test_slots_are_counted_in_all_and_by_token() -> None:
         slots.take(Caller("eve", "read"))
     for slot in (*taken, *taken):  # releasing twice frees one slot
         slot.release()
-    assert [slots.take(LOCAL) for _ in range(3)]
+    assert [slots.take(Caller(LOCAL_NAME, "admin")) for _ in range(3)]
     with pytest.raises(Problem):
         slots.take(bob)
 

@@ -23,7 +23,8 @@ from tests.support.web_server import TIMEOUT_S
 def listening(server: WebAppServer, **headers: str) -> Iterator[Iterator[dict[str, str]]]:
     """The events as a browser reads them, without comments, from the server's first comment on."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)
-    connection.request("GET", "/api/v1/events", headers={k.replace("_", "-"): v for k, v in headers.items()})
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("GET", "/api/v1/events", headers=server.credentials | named)
     reply = connection.getresponse()
     assert reply.status == 200
     assert reply.headers["content-type"].startswith("text/event-stream")
@@ -70,12 +71,13 @@ def test_alerts_are_sent_at_once_and_again_after_a_reconnect(tmp_path: Path) -> 
 def test_a_listener_that_does_not_read_is_dropped_and_delays_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(events, "MAX_PER_TOKEN", 100)
     monkeypatch.setattr(events, "SEND_S", 4.0)  # the reader, in this process too, may be slow meanwhile
     with WebAppServer(tmp_path) as server, listening(server) as reader:
         asleep = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(50)]
         for one in asleep:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            one.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            one.sendall(f"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n{server.bearer}\r\n".encode())
             assert one.recv(1).startswith(b"H")
         feed = server.context.feed
         # Four MB for each: more than the kernel buffers for a connection, far more than a queue holds.

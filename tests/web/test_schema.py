@@ -25,7 +25,7 @@ def existing(server: MonitorServer) -> Mapping[str, Mapping[str, Any]]:
 def test_every_operation_conforms_to_the_schema(
     server: MonitorServer, existing: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    done = call_everything(server.address, existing, CALLS)
+    done = call_everything(server.client(), existing, CALLS)
     assert not done.failures, "\n\n".join(done.failures)
     assert set(done.operations) == {f"{method} {path}" for method, path in SCOPES}
     assert done.n_calls > CALLS * len(SCOPES)  # some have only one kind of call
@@ -39,7 +39,7 @@ def test_existing_resources_conform_to_the_schema(
     document = schemathesis.openapi.from_url(f"{server.address}/openapi.json")
     for method, path in sorted(SCOPES):
         if method == "GET" and path != "/api/v1/jobs/{id}":  # there is no job here
-            reply = call(document[path][method].Case(path_parameters=parameters(path, existing)))
+            reply = call(document[path][method].Case(path_parameters=parameters(path, existing)), server.client())
             assert reply.status_code == 200, (path, reply.status_code)
 
 

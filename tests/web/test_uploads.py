@@ -175,7 +175,7 @@ def test_too_long_too_slow_and_interrupted_uploads(
 
         def connect(more: str) -> socket.socket:
             connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
-            connection.sendall(f"{HEAD}{more}\r\n".encode())
+            connection.sendall(f"{HEAD}{server.bearer}{more}\r\n".encode())
             return connection
 
         with connect("Content-Length: 10000000000\r\n") as announced, announced.makefile("rb") as response:
@@ -201,7 +201,7 @@ def test_too_long_too_slow_and_interrupted_uploads(
 def test_concurrent_uploads_are_limited(server: WebAppServer) -> None:
     uploads = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
     for one in uploads:
-        one.sendall(f"{HEAD}Content-Length: 10000\r\n\r\n".encode() + form(b"x" * 9000)[:500])
+        one.sendall(f"{HEAD}{server.bearer}Content-Length: 10000\r\n\r\n".encode() + form(b"x" * 9000)[:500])
     wait_until(lambda: len(leftover_uploads(server)) == 4)
     assert send(server.client(), form(b"x")).status == 429
     for one in uploads:

@@ -1,23 +1,30 @@
 """Authorization: the scope that every route requires, in one table, and the check of one request.
 
-A token has one of three scopes, each including the one before it. While no token exists, callers on this machine may
-do everything: the peer must be loopback, and so must the Host header, since a web page whose name was pointed here (DNS
-rebinding) sends its own. Requests that change something must come from our own pages or from no page at all.
+A token has one of three scopes, each including the one before it. While no token exists, callers on this machine that
+send the secret of this start may do everything: the peer must be loopback, and so must the Host header, since a web
+page whose name was pointed here (DNS rebinding) sends its own. A browser sends a session instead of a token. Requests
+that change something must come from our own pages or from no page at all.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import ipaddress
 import math
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
 from monitor.errors import ConfigError
-from monitor.web.auth.tokens import TOKEN_PREFIX, Scope, Tokens
+from monitor.web.auth.local_secret import LocalSecret
+from monitor.web.auth.sessions import SAVE_EVERY_S, Sessions
+from monitor.web.auth.token_uses import TokenUses
+from monitor.web.auth.tokens import TOKEN_PREFIX, Scope, Tokens, digest_of
 from monitor.web.requests.problems import Problem
 
 RANK: dict[Scope, int] = {"read": 0, "write": 1, "admin": 2}
@@ -76,6 +83,11 @@ SCOPES: dict[tuple[str, str], Scope | None] = {
 }
 
 COOKIE = "copywatch_session"
+NEEDS_TOKEN = "A token is required: send `Authorization: Bearer cw_...`; `copywatch tokens add NAME` creates one."
+NEEDS_SECRET = (
+    "No token exists: open the link that `copywatch serve` printed at its start, or send the secret in it "
+    "(also in the file local_secret of the data directory) as `Authorization: Bearer ...`."
+)
 FORWARDING_HEADERS = frozenset(
     ("forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip", "cf-connecting-ip")
 )
@@ -86,24 +98,44 @@ MAX_PEERS = 4096  # whose invalid tokens are counted
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The sender of a request: a token's name and scope."""
+    """The sender of a request: a token's name and scope, and what it was recognised by."""
 
     name: str
     scope: Scope
+    token: str = ""  # SHA-256 of the token or secret
+    session: str | None = None  # SHA-256 of the session's id
+
+    @property
+    def is_local(self) -> bool:
+        return self.name == LOCAL_NAME  # no token can have this name
 
     def may(self, scope: Scope) -> bool:
         return RANK[self.scope] >= RANK[scope]
 
 
-LOCAL = Caller("this machine", "admin")
+LOCAL_NAME = "this machine"  # a caller with the secret of this start
 
 
 class Gatekeeper:
     """Authorizes requests; runs on the event loop, so nothing here blocks."""
 
-    def __init__(self, tokens: Tokens) -> None:
-        self._tokens = tokens
+    def __init__(self, tokens: Tokens, secret: LocalSecret, sessions: Sessions, uses: TokenUses) -> None:
+        self._tokens, self._secret, self._sessions, self._uses = tokens, secret, sessions, uses
         self._invalid = _InvalidTokens()
+
+    async def run(self) -> None:
+        """Stores sessions and uses of tokens from time to time, and when cancelled."""
+        try:
+            while True:
+                await asyncio.sleep(SAVE_EVERY_S)
+                await asyncio.to_thread(self._save)
+        finally:
+            self._save()
+
+    def _save(self) -> None:
+        self._sessions.save()
+        with suppress(ConfigError):  # the file cannot be read; requests are refused meanwhile
+            self._uses.save({one.sha256 for one in self._tokens.all()})
 
     def authorize(self, request: HTTPConnection, method: str, path: str) -> Caller | None:
         """The caller, None if the route needs none; raises Problem. `path` is the route's template."""
@@ -116,11 +148,7 @@ class Gatekeeper:
         if required is None:
             return caller
         if caller is None:
-            raise Problem(
-                401,
-                "A token is required: send `Authorization: Bearer cw_...`; `copywatch tokens add NAME` creates one.",
-                {"WWW-Authenticate": "Bearer"},
-            )
+            raise Problem(401, NEEDS_TOKEN if self._tokens.any() else NEEDS_SECRET, {"WWW-Authenticate": "Bearer"})
         if not caller.may(required):
             request.scope.setdefault("state", {})["refused"] = caller.name  # for the audit log
             raise Problem(403, f"This needs a token with the scope {required}; {caller.name} has {caller.scope}.")
@@ -128,15 +156,45 @@ class Gatekeeper:
 
     def caller_of(self, token: str, peer: str) -> Caller:
         """The caller with this token; raises Problem 401, or 429 after too many invalid ones."""
-        known = self._tokens.find(token)
-        if known is not None:
-            return Caller(known.name, known.scope)
+        caller = self._holder(digest_of(token))
+        if caller is None:
+            raise self._refusal(peer, token, "Unknown or expired token.")
+        self._uses.note(caller.token)
+        return caller
+
+    def is_current(self, caller: Caller) -> bool:
+        """Whether the caller would be recognised now: its token still exists, and its session is open.
+
+        Long requests ask again and again, so that removing a token ends them too.
+        """
+        try:
+            holder = self._holder(caller.token)
+        except ConfigError:
+            return False
+        return holder is not None and (caller.session is None or self._sessions.is_open(caller.session))
+
+    def _holder(self, sha256: str) -> Caller | None:
+        """The caller with the token of this SHA-256, or with the secret while no token exists."""
+        if not self._tokens.any():
+            is_secret = hmac.compare_digest(sha256, self._secret.sha256)
+            return Caller(LOCAL_NAME, "admin", sha256) if is_secret else None
+        known = self._tokens.find_digest(sha256)
+        return None if known is None else Caller(known.name, known.scope, sha256)
+
+    def _session_caller(self, id: str, peer: str) -> Caller:
+        session = self._sessions.use(id)
+        caller = None if session is None else self._holder(session.token)
+        if session is None or caller is None:
+            raise self._refusal(peer, id, "The session has ended; log in again.")
+        self._uses.note(caller.token)
+        return replace(caller, session=session.sha256)
+
+    def _refusal(self, peer: str, token: str, detail: str) -> Problem:
         wait_s = self._invalid.count(peer, token)
         if wait_s > 0:
-            raise Problem(
-                429, "Too many invalid tokens from this address; retry later.", {"Retry-After": str(math.ceil(wait_s))}
-            )
-        raise Problem(401, "Unknown token.", {"WWW-Authenticate": "Bearer"})
+            headers = {"Retry-After": str(math.ceil(wait_s))}
+            return Problem(429, "Too many invalid tokens from this address; retry later.", headers)
+        return Problem(401, detail, {"WWW-Authenticate": "Bearer"})
 
     def _caller(self, request: HTTPConnection, method: str) -> Caller | None:
         peer = request.client.host if request.client else ""
@@ -147,13 +205,12 @@ class Gatekeeper:
                     "No token exists, so requests that a proxy forwarded are refused; "
                     "`copywatch tokens add NAME` creates a token for the clients behind it.",
                 )
-            if is_loopback(peer) and is_loopback(_host(request)):
-                return LOCAL
-            raise Problem(
-                403,
-                "No token exists, so only requests from this machine to a loopback name are accepted; "
-                "`copywatch tokens add` creates a token.",
-            )
+            if not (is_loopback(peer) and is_loopback(_host(request))):
+                raise Problem(
+                    403,
+                    "No token exists, so only requests from this machine to a loopback name are accepted; "
+                    "`copywatch tokens add` creates a token.",
+                )
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
             return self.caller_of(token.strip(), peer)
@@ -161,7 +218,7 @@ class Gatekeeper:
             if method in CHANGES and request.headers.get("x-copywatch") != "1":
                 raise Problem(403, "A change authorized by the session cookie needs the header `X-Copywatch: 1`.")
             try:
-                return self.caller_of(cookie, peer)
+                return self._session_caller(cookie, peer)
             except Problem:
                 if method == "POST":
                     return None  # an outdated cookie must not prevent a login

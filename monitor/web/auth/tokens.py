@@ -1,8 +1,8 @@
 """API tokens: names, scopes and hashes in a file that contains no token.
 
 A token is `cw_` and 256 random bits. SHA-256 is enough for such a number: it cannot be guessed, so a slow password
-hash would only cost time. A token is shown once, when it is created. The file is readable by its owner only; it is
-read again when it changes, and while it cannot be read every request is refused.
+hash would only cost time. A token is shown once, when it is created, and may expire. The file is readable by its owner
+only; it is read again when it changes, and while it cannot be read every request is refused.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Literal
 
@@ -41,6 +41,15 @@ class Token:
     scope: Scope
     sha256: str
     created_at: str
+    expires_at: str | None = None  # RFC 3339
+
+    def is_expired(self, now: datetime) -> bool:
+        return self.expires_at is not None and datetime.fromisoformat(self.expires_at) <= now
+
+
+def digest_of(token: str) -> str:
+    """What is stored of a token: its SHA-256."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Tokens:
@@ -65,23 +74,31 @@ class Tokens:
         return bool(self.all())
 
     def find(self, token: str) -> Token | None:
-        """The stored form of this token. Takes equally long for valid and invalid tokens."""
-        digest, found = hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest(), None
-        for one in self.all():
-            if hmac.compare_digest(one.sha256, digest):
-                found = one
-        return found
+        """The stored form of this token, unless it has expired."""
+        return self.find_digest(digest_of(token))
 
-    def add(self, name: str, scope: Scope) -> str:
-        """Creates a token, returned here and never again; ConfigError for an invalid or existing name."""
+    def find_digest(self, sha256: str) -> Token | None:
+        """The token with this SHA-256, unless it has expired. Takes equally long for valid and invalid ones."""
+        found = None
+        for one in self.all():
+            if hmac.compare_digest(one.sha256, sha256):
+                found = one
+        return None if found is None or found.is_expired(datetime.now(UTC)) else found
+
+    def add(self, name: str, scope: Scope, days: float | None = None) -> str:
+        """Creates a token, valid for so many days, returned here and never again.
+
+        ConfigError for an invalid or existing name.
+        """
         if not NAME.fullmatch(name):
             raise ConfigError(f"{name[:80]!r} is not a valid token name: use up to 64 letters, digits and . _ @ -.")
         token = TOKEN_PREFIX + secrets.token_urlsafe(32)
         with self._changing() as tokens:
             if name in [one.name for one in tokens]:
                 raise ConfigError(f"token {name} already exists; choose another name or remove it.")
-            digest = hashlib.sha256(token.encode()).hexdigest()
-            tokens.append(Token(name, scope, digest, rfc3339(datetime.now(UTC))))
+            now = datetime.now(UTC)
+            expires_at = None if days is None else rfc3339(now + timedelta(days=days))
+            tokens.append(Token(name, scope, digest_of(token), rfc3339(now), expires_at))
         return token
 
     def remove(self, name: str) -> None:
@@ -133,6 +150,14 @@ def _read(path: Path) -> list[Token]:
         raise ConfigError(f"{path} cannot be read ({error.strerror}).") from error
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{path} is damaged; remove it and create the tokens again.") from error
-    if not all(one.scope in ("read", "write", "admin") and len(one.sha256) == 64 for one in tokens):
+    if not all(map(_is_valid, tokens)):
         raise ConfigError(f"{path} is damaged; remove it and create the tokens again.")
     return tokens
+
+
+def _is_valid(token: Token) -> bool:
+    try:
+        token.is_expired(datetime.now(UTC))
+    except (TypeError, ValueError):  # not a time with a zone
+        return False
+    return token.scope in ("read", "write", "admin") and len(token.sha256) == 64

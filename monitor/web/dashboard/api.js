@@ -94,6 +94,23 @@ export function can(scope) {
   return session.scopes.some((one) => RANK[one] >= RANK[scope]);
 }
 
+function postSession(token) {
+  return fetch(address("session"), {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-Copywatch": "1" },
+    body: JSON.stringify({ token }),
+  });
+}
+
+/** Logs in by the link that `serve` prints, and removes its secret from the address; whether this was such a link. */
+export async function logInByLink() {
+  const secret = /^#secret=(.+)$/.exec(location.hash)?.[1];
+  if (!secret) return false;
+  history.replaceState(null, "", `${location.pathname}${location.search}#/live`);
+  await postSession(decodeURIComponent(secret)); // if it fails, the login box says why
+  return true;
+}
+
 /** Loads name and scopes of the viewer; shows the login box if a token is needed. */
 export async function loadSession() {
   session = await get("session");
@@ -129,11 +146,7 @@ function login(sentence) {
     );
     form.addEventListener("submit", async (event) => {
       event.preventDefault();
-      const reply = await fetch(address("session"), {
-        method: "POST",
-        headers: { "Content-Type": "application/json", "X-Copywatch": "1" },
-        body: JSON.stringify({ token: token.value.trim() }),
-      });
+      const reply = await postSession(token.value.trim());
       if (reply.ok) {
         dialog.remove();
         pendingLogin = null;

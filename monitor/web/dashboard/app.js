@@ -4,7 +4,7 @@
 
 import * as alert from "./alert.js";
 import * as alerts from "./alerts.js";
-import { all, loadSession, send, session } from "./api.js";
+import { all, loadSession, logInByLink, send, session } from "./api.js";
 import * as channels from "./channels.js";
 import { el, icon, put } from "./dom.js";
 import * as licences from "./licences.js";
@@ -190,7 +190,7 @@ function watchKeys() {
 
 function showSession() {
   const logOut = document.getElementById("log-out");
-  logOut.hidden = session.name === "this machine"; // no token was needed
+  logOut.hidden = false;
   logOut.textContent = "Log out";
   logOut.title = `Logged in as ${session.name}; scopes: ${session.scopes.join(", ")}`;
   logOut.addEventListener("click", async () => {
@@ -207,6 +207,7 @@ async function start() {
   watchConnection();
   watchKeys();
   try {
+    await logInByLink();
     await loadSession();
   } catch (error) {
     put(main, el("section.empty", el("h2", "The server does not respond"), el("p", error.message)));
@@ -220,4 +221,7 @@ async function start() {
   watchAlerts();
 }
 
+addEventListener("hashchange", async () => {
+  if (await logInByLink()) location.reload(); // the printed link was opened in a page that waits for a login
+});
 start();

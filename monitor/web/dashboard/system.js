@@ -181,11 +181,11 @@ async function drawTokens(panel, signal) {
             el(
               "div",
               el("dt", token.name),
-              el("dd", [token.scope ?? token.scopes?.join(", "), " since ", moment(token.created_at)]),
+              el("dd", describeToken(token)),
             ),
           ),
         )
-      : el("p.muted", "None: only this machine has access, with all scopes."),
+      : el("p.muted", "None: only this machine has access, by the link that the server printed at its start."),
     el(
       "p.hint",
       "Create one with ",
@@ -193,4 +193,11 @@ async function drawTokens(panel, signal) {
       ", which prints it once.",
     ),
   );
+}
+
+function describeToken(token) {
+  const parts = [token.scope, " since ", moment(token.created_at)];
+  parts.push(...(token.expires_at ? [", expires ", moment(token.expires_at)] : [", never expires"]));
+  parts.push(...(token.last_used_at ? [", last used ", moment(token.last_used_at)] : [", not used yet"]));
+  return parts;
 }

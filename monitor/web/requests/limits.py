@@ -8,7 +8,7 @@ from collections import Counter, deque
 from types import TracebackType
 from typing import Self
 
-from monitor.web.auth.gatekeeper import LOCAL, Caller
+from monitor.web.auth.gatekeeper import Caller
 from monitor.web.requests.problems import Problem
 
 UPLOADS_AT_ONCE, UPLOADS_PER_TOKEN = 4, 2
@@ -28,7 +28,7 @@ class Slots:
     def take(self, caller: Caller | None = None) -> Slot:
         """A slot; raises Problem 429 if none is free. Without tokens there is one caller, who may take all."""
         name = "" if caller is None else caller.name
-        limit = self._n if caller is None or caller is LOCAL else self._per_token
+        limit = self._n if caller is None or caller.is_local else self._per_token
         with self._lock:
             if self._used.total() >= self._n or self._used[name] >= limit:
                 raise Problem(429, self._detail, {"Retry-After": "10"})
