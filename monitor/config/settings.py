@@ -245,6 +245,18 @@ class WebSettings(_Section):
         default=168.0, gt=0, description="Hours after its login after which a browser must log in again."
     )
     max_upload_bytes: int = Field(default=8 << 30, ge=1, description="Maximum size of an uploaded video.")
+    max_upload_s: float = Field(
+        default=21_600.0, gt=0, description="Maximum duration of an upload; 6 hours are 8 GiB at 3 Mbit/s."
+    )
+    upload_reserve_bytes: int = Field(
+        default=1 << 30, ge=0, description="Disk space that uploads leave free for everything else."
+    )
+    upload_quota_bytes: int = Field(
+        default=64 << 30, ge=1, description="Maximum size of all uploads that are not registered yet."
+    )
+    upload_token_quota_bytes: int = Field(
+        default=24 << 30, ge=1, description="Maximum size of one token's uploads that are not registered yet."
+    )
 
 
 class AuditSettings(_Section):

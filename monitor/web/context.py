@@ -41,6 +41,7 @@ from monitor.web.reference_views import ReferenceViews
 from monitor.web.requests.downloads import RecentlyUsed
 from monitor.web.requests.jobs import Jobs, Registrar
 from monitor.web.requests.limits import RequestLimits
+from monitor.web.requests.upload_space import UploadSpace
 from reference_db.store.catalog import Catalog, Contents
 
 MAX_EXPORT_HEADERS = 256  # of some kB each; without one, an export is read twice more
@@ -93,6 +94,7 @@ class AppContext:
         self.export_headers: RecentlyUsed[bytes] = RecentlyUsed(MAX_EXPORT_HEADERS)
         self.dashboard = read_dashboard()
         self.limits = RequestLimits()
+        self.upload_space = UploadSpace(self.settings.web, self.registrar.jobs)
         self._contents: Contents | None = None
         self._contents_lock = threading.Lock()
 

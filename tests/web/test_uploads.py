@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 
 from monitor.web import middleware
+from monitor.web.auth.tokens import Tokens
 from monitor.web.requests.jobs import RUNNING, Jobs, new_id
+from monitor.web.requests.multipart import UploadPace
+from monitor.web.requests.problems import Problem
 from monitor.web.routes import references
 from reference_db.library import ReferenceLibrary
 from reference_db.store.catalog import Catalog
@@ -207,6 +210,72 @@ def test_concurrent_uploads_are_limited(server: WebAppServer) -> None:
     for one in uploads:
         one.close()
     wait_until(lambda: leftover_uploads(server) == [])
+
+
+def test_an_upload_that_would_fill_the_disk_is_refused_before_it_arrives(tmp_path: Path, clip: bytes) -> None:
+    with WebAppServer(tmp_path, upload_reserve_bytes=1 << 60) as server:
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        with connection, connection.makefile("rb") as response:
+            connection.sendall(f"{HEAD}{server.bearer}Content-Length: 1000000\r\n\r\n".encode())
+            assert b" 507 " in response.readline()  # before any byte of the body
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        with connection, connection.makefile("rb") as response:
+            connection.sendall(f"{HEAD}{server.bearer}Transfer-Encoding: chunked\r\n\r\n".encode())
+            assert b" 507 " in response.readline()
+        assert leftover_uploads(server) == []
+
+
+def test_uploads_have_quotas_in_all_and_by_token(tmp_path: Path) -> None:
+    ada, bob = (Tokens(tmp_path).add(name, "write") for name in ("ada", "bob"))
+    with (
+        Catalog.open(tmp_path, write=True),  # so that the job waits
+        WebAppServer(tmp_path, upload_quota_bytes=300_000, upload_token_quota_bytes=200_000) as server,
+    ):
+        request = {"reference": "film", "by": "ada", "n_bytes": 150_000}
+        server.context.registrar.jobs.add(new_id(), "remove", request)
+        body = form(b"x" * 80_000)
+        reply = send(server.client(ada), body)
+        assert (reply.status, reply.json["detail"]) == (
+            429,
+            "The uploads of ada that are not registered yet may have 200000 bytes; try again later.",
+        )
+        assert send(server.client(bob), body).status == 422  # received, and not a video
+        reply = send(server.client(bob), form(b"x" * 160_000))
+        assert (reply.status, reply.json["detail"][:11]) == (429, "All uploads")
+        assert leftover_uploads(server) == []
+
+
+def test_one_token_cannot_take_every_upload(tmp_path: Path) -> None:
+    ada, bob = (Tokens(tmp_path).add(name, "write") for name in ("ada", "bob"))
+    with WebAppServer(tmp_path) as server:
+        uploads = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2)]
+        for one in uploads:
+            head = f"{HEAD}Authorization: Bearer {ada}\r\nContent-Length: 10000\r\n\r\n"
+            one.sendall(head.encode() + form(b"x" * 9000)[:500])
+        wait_until(lambda: len(leftover_uploads(server)) == 2)
+        assert send(server.client(ada), form(b"x")).status == 429
+        assert send(server.client(bob), form(b"x")).status == 422
+        for one in uploads:
+            one.close()
+        wait_until(lambda: leftover_uploads(server) == [])
+
+
+def test_the_pace_is_that_of_the_last_seconds() -> None:
+    pace = UploadPace(max_s=3600.0, started_s=100.0)
+    for second in range(10):
+        pace.push(101.0 + second, 5_000_000)  # 50 MB at once earn no hours
+    pace.push(125.0, 1)
+    pace.push(135.0, 1)
+    with pytest.raises(Problem, match="too slow"):
+        pace.push(141.5, 1)
+
+
+def test_an_upload_has_a_greatest_duration() -> None:
+    pace = UploadPace(max_s=60.0, started_s=0.0)
+    for second in range(1, 61):
+        pace.push(float(second), 100_000)
+    with pytest.raises(Problem, match="takes too long"):
+        pace.push(61.0, 100_000)
 
 
 @pytest.mark.slow

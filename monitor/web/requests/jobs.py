@@ -99,6 +99,10 @@ class Jobs:
         """The waiting jobs, oldest first."""
         return self._select("WHERE state = ? ORDER BY n", (WAITING,))
 
+    def unfinished(self) -> list[Job]:
+        """The jobs that wait or run: their files are on disk."""
+        return self._select("WHERE state IN (?, ?)", (WAITING, RUNNING))
+
     def update(self, id: str, state: str, message: str, result: dict[str, Any] | None = None) -> None:
         """Sets the state; removes the file of a finished job."""
         with self._file.writing() as db:

@@ -1,7 +1,7 @@
 """Uploaded files: the body arrives in chunks and goes to a file of its own.
 
-The body is never in memory as a whole. Its bytes are counted as they arrive; an upload that is too long or too slow
-is refused. The caller's file name is never used as a path.
+The body is never in memory as a whole. Its bytes are counted as they arrive; an upload that is too long, too slow or
+takes too long is refused, and so is one for which no space is reserved. The caller's file name is never used as a path.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,10 +25,12 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from monitor.web.requests.problems import Problem
+from monitor.web.requests.upload_space import Reservation
 from reference_db.registration import safe_id
 from reference_db.store.references import MAX_TAGS, MAX_TEXT_LENGTH
 
-SLOW_AFTER_S, SLOW_BYTES = 30.0, 1000  # after this time an upload needs so many bytes per second on average
+# In every window of this length an upload needs so many bytes per second; a poor mobile connection has more.
+PACE_S, LEAST_BYTES_PER_S = 30.0, 10_000
 MAX_FIELD_BYTES = 4 * MAX_TEXT_LENGTH + 100
 MAX_FIELDS = MAX_TAGS + 8
 MAX_PART_HEADER_BYTES = 1000  # of one field, for the check of Content-Length
@@ -66,17 +69,16 @@ class Upload:
         return tags
 
 
-async def receive(request: Request, folder: Path, max_bytes: int) -> Upload:
+async def receive(request: Request, folder: Path, max_bytes: int, max_s: float, reservation: Reservation) -> Upload:
     """Writes the one file of a multipart body to this folder, synced to disk. Raises Problem."""
-    boundary, started_at = _boundary(request), time.monotonic()
-    _check_content_length(request, max_bytes)
-    with _upload_problems(), _ReceivedFile(folder, max_bytes) as file:
+    boundary, pace = _boundary(request), UploadPace(max_s, time.monotonic())
+    with _upload_problems(), _ReceivedFile(folder, max_bytes, reservation) as file:
         form = _Form(boundary)
         async for chunk in request.stream():
             form.feed(chunk)
             for content in form.file_chunks():
                 await file.write(form.file_name, content)
-            _check_speed(file.n_bytes, time.monotonic() - started_at)
+            pace.push(time.monotonic(), len(chunk))
         form.finish()
         path = await file.sync()
     return Upload(path, _stem(form.file_name), form.fields)
@@ -90,15 +92,34 @@ def _boundary(request: Request) -> bytes:
     return boundary
 
 
-def _check_content_length(request: Request, max_bytes: int) -> None:
+def announced_bytes(request: Request, max_bytes: int) -> int | None:
+    """The length that the request states, None if it states none; Problem if it is too long."""
     length = request.headers.get("content-length", "")
-    if length.isdigit() and int(length) > max_bytes + MAX_FIELDS * (MAX_FIELD_BYTES + MAX_PART_HEADER_BYTES):
+    if not length.isdigit():
+        return None
+    if int(length) > max_bytes + MAX_FIELDS * (MAX_FIELD_BYTES + MAX_PART_HEADER_BYTES):
         raise _too_long(max_bytes)
+    return int(length)
 
 
-def _check_speed(n_bytes: int, spent_s: float) -> None:
-    if spent_s > SLOW_AFTER_S and n_bytes < SLOW_BYTES * spent_s:
-        raise Problem(408, f"The upload is too slow: at least {SLOW_BYTES} bytes per second are required.")
+class UploadPace:
+    """Judges the duration of an upload, and its speed within the last seconds: a fast start earns no slow end."""
+
+    def __init__(self, max_s: float, started_s: float) -> None:
+        self._max_s, self._started_s = max_s, started_s
+        self._chunks: deque[tuple[float, int]] = deque()  # of the last seconds: time and length
+        self._n_bytes = 0  # of these
+
+    def push(self, now_s: float, n_bytes: int) -> None:
+        """Counts a chunk that has arrived; raises Problem 408 if the upload is too slow or takes too long."""
+        if now_s - self._started_s > self._max_s:
+            raise Problem(408, f"The upload takes too long: at most {self._max_s:.0f} s are allowed.")
+        self._chunks.append((now_s, n_bytes))
+        self._n_bytes += n_bytes
+        while self._chunks[0][0] < now_s - PACE_S:
+            self._n_bytes -= self._chunks.popleft()[1]
+        if now_s - self._started_s > PACE_S and self._n_bytes < LEAST_BYTES_PER_S * PACE_S:
+            raise Problem(408, f"The upload is too slow: at least {LEAST_BYTES_PER_S} bytes per second are required.")
 
 
 def _too_long(max_bytes: int) -> Problem:
@@ -121,8 +142,8 @@ def _upload_problems() -> Iterator[None]:
 class _ReceivedFile:
     """The file on disk; created with its first bytes, when its name is known."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
+    def __init__(self, folder: Path, max_bytes: int, reservation: Reservation) -> None:
+        self._folder, self._max_bytes, self._reservation = folder, max_bytes, reservation
         self._path: Path | None = None
         self._out: IO[bytes] | None = None
         self.n_bytes = 0
@@ -134,7 +155,10 @@ class _ReceivedFile:
         self.n_bytes += len(content)
         if self.n_bytes > self._max_bytes:
             raise _too_long(self._max_bytes)
+        if self._reservation.is_full(len(content)):
+            await asyncio.to_thread(self._reservation.extend)
         await asyncio.to_thread(self._out.write, content)
+        self._reservation.n_written += len(content)
 
     async def sync(self) -> Path:
         """Its path, with all content on disk; raises Problem if there is no file."""

@@ -10,16 +10,17 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from monitor.web.context import Context, CurrentCaller, CurrentTrail
+from monitor.web.auth.gatekeeper import Caller
+from monitor.web.context import AppContext, Context, CurrentCaller, CurrentTrail
 from monitor.web.requests.jobs import DONE, FAILED, IMPORT, REGISTER, Job, Jobs, new_id
-from monitor.web.requests.multipart import receive
+from monitor.web.requests.multipart import Upload, announced_bytes, receive
 from monitor.web.requests.problems import ERROR_RESPONSES, Problem
 from monitor.web.routes.jobs import AcceptedOut, JobOut, job_view
 from reference_db.library import MAX_EXPORT_BYTES, check_export
@@ -61,9 +62,9 @@ async def upload_reference(
 ) -> AcceptedOut:
     """Registers a video: checks it, then registers it as a job whose progress can be polled."""
     id, jobs = new_id(), context.registrar.jobs
-    with context.limits.uploads.take(caller), _upload_folder(jobs.folder / id) as folder:
+    with context.limits.uploads.take(caller), _upload_folder(jobs.folder / id) as folder, ExitStack() as space:
         await _check_backlog(jobs)
-        upload = await receive(request, folder, context.settings.web.max_upload_bytes)
+        upload = await _receive(context, caller, request, folder, context.settings.web.max_upload_bytes, space)
         values = {"id": upload.one("id"), "title": upload.one("title"), "owner": upload.one("owner") or ""}
         tags = upload.tags()
         if values["id"] is not None:
@@ -72,7 +73,7 @@ async def upload_reference(
         await asyncio.to_thread(_check_video, upload.path)
         trail.object, trail.details = values["id"], {"job": id}
         title = values["title"] or printable(upload.stem)
-        job_request = {**values, "title": title, "tags": tags, "name": upload.path.name}
+        job_request = {**values, "title": title, "tags": tags, "name": upload.path.name, **_share(caller, upload)}
         job = await asyncio.to_thread(jobs.add, id, REGISTER, job_request)
     context.registrar.wake()
     response.headers["Location"] = f"/api/v1/jobs/{id}"
@@ -90,20 +91,36 @@ async def import_reference(
 ) -> ImportedOut:
     """Imports a reference from a file written by `refs export`, here or elsewhere."""
     id, jobs = new_id(), context.registrar.jobs
-    with context.limits.uploads.take(caller), _upload_folder(jobs.folder / id) as folder:
+    with context.limits.uploads.take(caller), _upload_folder(jobs.folder / id) as folder, ExitStack() as space:
         await _check_backlog(jobs)
-        upload = await receive(request, folder, MAX_EXPORT_BYTES)
+        upload = await _receive(context, caller, request, folder, MAX_EXPORT_BYTES, space)
         reference_id = upload.one("id")
         if reference_id is not None:
             check_id(reference_id)
         await asyncio.to_thread(check_export, upload.path)
-        await asyncio.to_thread(jobs.add, id, IMPORT, {"id": reference_id, "name": upload.path.name})
+        job_request = {"id": reference_id, "name": upload.path.name, **_share(caller, upload)}
+        await asyncio.to_thread(jobs.add, id, IMPORT, job_request)
     trail.object, trail.details = reference_id, {"job": id}
     context.registrar.wake()
     await context.registrar.wait_for(id, IMPORT_S)
     job = await asyncio.to_thread(jobs.get, id)
     assert job is not None
     return _imported(job, response)
+
+
+async def _receive(
+    context: AppContext, caller: Caller, request: Request, folder: Path, max_bytes: int, space: ExitStack
+) -> Upload:
+    """Receives the file into this folder, whose name is the job's id; its space is reserved until `space` is closed."""
+    n_bytes = announced_bytes(request, max_bytes)
+    reservation = await asyncio.to_thread(context.upload_space.reserve, folder.name, caller, n_bytes)
+    space.enter_context(reservation)
+    return await receive(request, folder, max_bytes, context.settings.web.max_upload_s, reservation)
+
+
+def _share(caller: Caller, upload: Upload) -> dict[str, Any]:
+    """What the job counts for in the quotas until it is done."""
+    return {"by": caller.name, "n_bytes": upload.path.stat().st_size}
 
 
 def _imported(job: Job, response: Response) -> ImportedOut:
