@@ -223,6 +223,10 @@ class WebSettings(_Section):
         le=65535,
         description="Second port with only /livez, /readyz, /channelz and /metrics; 0 for any free port.",
     )
+    metrics_token: bool = Field(
+        default=False,
+        description="Whether /metrics, /channelz and /readyz?verbose of `serve` need a token, on both ports.",
+    )
     max_connections: int = Field(
         default=1000, ge=10, description="Maximum of open connections; at most half of the files that it may open."
     )

@@ -173,7 +173,7 @@ class _Serve:
             context = self._app_context(roster, config, webhooks)
             web = WebApp(context)
             outputs = [tasks.create_task(work) for work in (self._dispatcher.run(), web.run(), self._feed_watchdog())]
-            probes = probes_server(create_probes(self._metrics, self._health))
+            probes = probes_server(create_probes(self._metrics, self._health, context.check_reader))
             servers = _start_servers(tasks, listeners, (web_server(web.app, self._settings.web), probes))
             background = (self._services.refresh_index(), self._watch_rights(context), measure_loop_lag(self._metrics))
             updates = [tasks.create_task(work) for work in background]

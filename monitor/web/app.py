@@ -87,7 +87,7 @@ class WebApp:
             exception_handlers=EXCEPTION_HANDLERS,
         )
         self.app.state.context = context
-        self.app.include_router(probes(context.metrics, context.health))
+        self.app.include_router(probes(context.metrics, context.health, context.check_reader))
         for router in (*API_ROUTERS, dashboard.router):
             self.app.include_router(router)
         # The first one is the innermost.

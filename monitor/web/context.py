@@ -78,6 +78,7 @@ class AppContext:
         self.sessions = Sessions(data_dir, web.session_idle_hours * HOUR_S, web.session_hours * HOUR_S)
         self.token_uses = TokenUses(data_dir)
         self.gatekeeper = Gatekeeper(self.tokens, self.local_secret, self.sessions, self.token_uses)
+        self.check_reader = self.gatekeeper.check_reader if web.metrics_token else None  # of metrics
         self.channel_views = ChannelViews(self.channels, self.metrics.channels, self.history)
         self.feed = EventFeed(self.history, self.rights, self.evidence, self.channel_views, self.contents, self.emitted)
         self.registrar = Registrar(Jobs(data_dir), self.settings)

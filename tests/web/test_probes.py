@@ -6,15 +6,21 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from monitor.ops.health import Health
 from monitor.ops.metrics import Metrics
+from monitor.web.auth.tokens import Tokens
 from monitor.web.probes import create_probes
 from monitor.web.server import probes_server, url_of
+from tests.support.web_only import WebAppServer
+from tests.support.web_server import Client
 
 
 @dataclass
@@ -33,18 +39,26 @@ class Running:
                 return error.code, error.headers["content-type"], error.read().decode()
 
 
-@pytest.fixture
-def running() -> Iterator[Running]:
-    metrics, problems = Metrics(CollectorRegistry()), dict[str, str]()
-    app = create_probes(metrics, Health(problems, ["index", "outbox"], {}, vital=[]))
+@contextmanager
+def serving(app: FastAPI) -> Iterator[str]:
+    """Serves the application as on a port of probes; yields its address."""
     listener = socket.create_server(("127.0.0.1", 0))  # connections wait until the server runs
     server = probes_server(app)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
-    yield Running(url_of(listener), metrics, problems)
-    server.should_exit = True
-    thread.join(20)
+    try:
+        yield url_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join(20)
     assert not thread.is_alive()
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    metrics, problems = Metrics(CollectorRegistry()), dict[str, str]()
+    with serving(create_probes(metrics, Health(problems, ["index", "outbox"], {}, vital=[]))) as address:
+        yield Running(address, metrics, problems)
 
 
 def test_alive_despite_problems(running: Running) -> None:
@@ -96,3 +110,23 @@ def test_channels_are_listed_with_their_states(running: Running) -> None:
 
 def test_nothing_else_is_served(running: Running) -> None:
     assert [running.get(path)[0] for path in ("/", "/docs", "/openapi.json")] == [404, 404, 404]
+
+
+def test_metrics_can_require_a_token(tmp_path: Path) -> None:
+    token = Tokens(tmp_path).add("prometheus", "read")
+    protected = ("/metrics", "/channelz", "/readyz?verbose")
+    with WebAppServer(tmp_path) as server:
+        assert [server.stranger()("GET", path).status for path in protected] == [200] * 3
+    with WebAppServer(tmp_path, metrics_token=True) as server:
+        for path in protected:
+            refused = server.stranger()("GET", path)
+            assert refused.status == 401, path
+            assert "copywatch_" not in refused.body.decode()
+            assert server.client("cw_wrong")("GET", path).status == 401
+            assert server.client(token)("GET", path).status == 200
+        assert [server.stranger()("GET", path).status for path in ("/livez", "/readyz")] == [200, 200]
+        context = server.context
+        with serving(create_probes(context.metrics, context.health, context.check_reader)) as address:
+            statuses = [Client(address)("GET", path).status for path in (*protected, "/livez")]
+            assert statuses == [401, 401, 401, 200]
+            assert Client(address, {"Authorization": f"Bearer {token}"})("GET", "/metrics").status == 200

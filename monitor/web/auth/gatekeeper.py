@@ -154,6 +154,11 @@ class Gatekeeper:
             raise Problem(403, f"This needs a token with the scope {required}; {caller.name} has {caller.scope}.")
         return caller
 
+    def check_reader(self, request: HTTPConnection) -> None:
+        """Raises Problem unless the caller may read, for routes that are not in the table."""
+        if self._caller(request, "GET") is None:
+            raise Problem(401, NEEDS_TOKEN if self._tokens.any() else NEEDS_SECRET, {"WWW-Authenticate": "Bearer"})
+
     def caller_of(self, token: str, peer: str) -> Caller:
         """The caller with this token; raises Problem 401, or 429 after too many invalid ones."""
         caller = self._holder(digest_of(token))
