@@ -29,7 +29,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from evaluation.ablations import OURS, ROWS, SCORE_THRESHOLD, AblationRunner, Background, Networks, Row
+from evaluation.ablations import OURS, ROWS, SCORE_THRESHOLD, AblationRunner, Background, Networks, Row, index_of
 from evaluation.alert_samples import SampledChannel
 from evaluation.alert_statements import Statements, first_and_second_halves
 from evaluation.annotations import AnnotationError, LabelledPair, find_videos, read_fivr, read_vcdb
@@ -282,11 +282,10 @@ def evaluate_reliability(args: argparse.Namespace) -> dict[str, object]:
     read, samples = TileReader(runner.networks.net).read, []
     for folder in args.folders:
         broadcast = read_broadcast(folder, cache)
+        index = index_of(broadcast.references)
         for channel in broadcast.channels:
             report_progress(f"matching {folder.name}/{channel.name}")
-            sampled = SampledChannel(
-                channel, broadcast.references, read, runner.matching, confidence, [runner.min_confidence]
-            )
+            sampled = SampledChannel(channel, index, read, runner.matching, confidence, [runner.min_confidence])
             samples += sampled.samples(broadcast.truth)
     report: dict[str, object] = {"command": "reliability", "min_confidence": runner.min_confidence}
     for stage in (STARTED, ENDED):

@@ -381,7 +381,7 @@ class AlertBook:
         view = self._matcher.without(whole, spans) if spans else whole
         if alert_id in self._retracted and not self._resumes(alert_id, view, now_s):
             return []
-        if not self._is_sure(view) and self._is_sure(whole):
+        if not self._may_be_sure(view) and self._may_be_sure(whole):
             return self._apply_exclusion(alert_id, view, now_s, gaps)
         type_ = self._type(view, alert_id, now_s)
         if type_ is None or (alert_id not in self._open and not _is_examined(view, now_s)):
@@ -408,7 +408,7 @@ class AlertBook:
         """The type of a segment's next event, if one is due; rivals and reviews aside."""
         alert = None if alert_id is None else self._open.get(alert_id)
         if alert is None:
-            if not self._is_sure(view) or view.echo_of is not None:
+            if not self._may_be_sure(view) or view.echo_of is not None:
                 return None
             return STARTED if view.is_open else ENDED  # so short that its first event is its last
         if not view.is_open:
@@ -419,7 +419,7 @@ class AlertBook:
     def _begin(self, type_: str, alert_id: str | None, view: SegmentView, now_s: int, gaps: list[Gap]) -> list[Alert]:
         """The first event of a segment, unless it only looks alike or another alert stands for it."""
         least = MIN_START if view.is_open else min_change(view.live_end_s - view.live_start_s)
-        if not _matches_change(view, least) or self._is_claimed(view, now_s):
+        if not _matches_change(view, least) or not self._is_sure(view) or self._is_claimed(view, now_s):
             return []
         weaker = []
         for other_id, other in self._at_once(view, now_s):
@@ -453,10 +453,10 @@ class AlertBook:
             reason = EXPLAINED.format(explained_by)
         elif self._rules.is_rejected(alert_id):
             reason = REVIEWED_FALSE
-        elif not self._is_sure(view):
-            reason = TOO_WEAK
         elif not _matches_change(view, min_change(view.live_end_s - view.live_start_s)):
             reason = OTHER_CHANGES
+        elif not self._is_sure(view):
+            reason = TOO_WEAK
         if reason is not None:
             return self._retract(alert_id, view, now_s, gaps, reason)
         return self._emit(ENDED, alert_id, self._best_version(alert_id, view), now_s, gaps)
@@ -468,8 +468,12 @@ class AlertBook:
         self.n_excluded += not view.is_open
         return []
 
+    def _may_be_sure(self, view: SegmentView) -> bool:
+        """Whether a segment that is not refined yet may have the confidence of an alert."""
+        return self._confidence(replace(view, change=1.0)) >= self.min_confidence
+
     def _is_sure(self, view: SegmentView) -> bool:
-        """Whether the segment has the confidence of an alert."""
+        """Whether a refined segment has the confidence of an alert."""
         return self._confidence(view) >= self.min_confidence
 
     def _resumes(self, alert_id: str, view: SegmentView, now_s: int) -> bool:
@@ -480,7 +484,7 @@ class AlertBook:
         alert = self._retracted[alert_id]
         if alert.is_explained or self._rules.is_rejected(alert_id):
             return False
-        if not self._is_sure(view) or view.echo_of is not None:
+        if not self._may_be_sure(view) or view.echo_of is not None:
             return False
         self._open[alert_id] = replace(self._retracted.pop(alert_id), emitted_s=now_s - self.update_every_s)
         return True
@@ -506,7 +510,7 @@ class AlertBook:
                 for view in views
                 if view.is_open and view.name not in names
                 if view.reference == closing.reference or view.reference in alert.versions
-                if self._is_sure(view) and view.live_end_s > closing.live_end_s
+                if self._may_be_sure(view) and view.live_end_s > closing.live_end_s
                 if _is_at_once(view, closing)
             ]
             if rivals:

@@ -94,7 +94,7 @@ AbsolutePath = Annotated[Path, AfterValidator(_absolute_path)]
 REMOVED = {
     "alerting.threshold": (
         "alerts are chosen by confidence now: remove it, or set alerting.min_confidence, the chance that an alert is "
-        "right (0 to 0.99; the default 0.5 gives about the alerts of threshold 0.12)"
+        "right (0 to 0.99; the default 0.7 gives about the alerts of threshold 0.12)"
     )
 }
 
@@ -163,7 +163,7 @@ class AlertingSettings(_Section):
     """Which copies raise an alert, and where alerts are written."""
 
     min_confidence: float = Field(
-        default=0.5,
+        default=0.7,
         ge=0,
         le=0.99,
         description="Minimum confidence of an alert: the chance that it is right, 0 to 0.99.",

@@ -20,7 +20,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.matching.confidence import confidence
+from monitor.matching.confidence import best_confidence
 from monitor.matching.paths import AlignmentPath, joined, soft_weight
 from reference_db.search.feature_rows import ReferenceRows
 from reference_db.store.catalog import ReferenceId
@@ -310,7 +310,9 @@ class Stitcher:
 
     def _may_echo(self, segment: _Segment, view: SegmentView) -> bool:
         """Whether it matters if this is an echo: a closed one or one below the threshold emits nothing."""
-        return self.scoring.echo_similarity <= 1 and not segment.closed and confidence(view) >= self._min_confidence
+        return (
+            self.scoring.echo_similarity <= 1 and not segment.closed and best_confidence(view) >= self._min_confidence
+        )
 
     def _view(self, segment: _Segment) -> SegmentView:
         chosen = _strongest([state.ahead for state in segment.paths.values()])

@@ -292,7 +292,11 @@ class _ChannelRun:
                 stated = copy_of(alert)
                 self._found.append(stated if self._by_confidence else replace(stated, confidence=None))
         for view in views:  # too weak for an alert, but not at a lower threshold
-            if not view.is_open and view.echo_of is None and self._strength(view) < self._threshold:
+            if (
+                not view.is_open
+                and view.echo_of is None
+                and self._strength(replace(view, change=1.0)) < self._threshold
+            ):
                 refined = self._matcher.refined(view)
                 self._found.append(_segment_copy(self._channel, refined, by_confidence=self._by_confidence))
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluation.ablations import index_of
 from evaluation.alert_statements import copy_of
 from evaluation.recordings import Recording
 from evaluation.scoring import FoundCopy, TrueCopy, overlap
@@ -38,7 +37,7 @@ class AlertSample:
     found: FoundCopy
     confidence: float  # that was stated
     score: float
-    evidence_s: float
+    change: float | None
     is_right: bool
 
 
@@ -48,14 +47,13 @@ class SampledChannel:
     def __init__(
         self,
         channel: Recording,
-        references: Sequence[Recording],
+        index: ReferenceIndex,
         read: Reader,
         matching: MatchParameters,
         strength: Strength,
         thresholds: Sequence[float],
     ) -> None:
-        self._channel, self._read = channel, read
-        self._index: ReferenceIndex = index_of(references)
+        self._channel, self._index, self._read = channel, index, read
         self._matcher = Matcher(matching)
         by_id = {reference.id: reference for reference in self._index.references}
         epoch = ChannelEpoch(channel.name, "samples", None)
@@ -100,4 +98,4 @@ class SampledChannel:
 def _sample(alert: Alert, view: SegmentView, truth: Sequence[TrueCopy]) -> AlertSample:
     found = replace(copy_of(alert), confidence=confidence(view))
     is_right = any(overlap(found, true) > 0 for true in truth)
-    return AlertSample(alert.type, found, found.strength, view.score, view.evidence_s, is_right)
+    return AlertSample(alert.type, found, found.strength, view.score, view.change, is_right)

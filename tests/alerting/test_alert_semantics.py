@@ -117,7 +117,7 @@ def test_a_clock_that_jumps_in_mid_stream_leaves_no_gap() -> None:
 def test_an_alert_states_its_confidence_and_one_of_an_older_version_has_none() -> None:
     (alert,) = ended_alerts(plant([Part(8, noise=AD), Part(20, "swift", 10), Part(25)]))
     assert alert.confidence is not None
-    assert 0.5 <= alert.confidence <= 0.99
+    assert 0.7 <= alert.confidence <= 0.99
     old = {name: value for name, value in alert.as_dict().items() if name != "confidence"}
     assert Alert.from_dict(old) == replace(alert, confidence=None)
 

@@ -193,7 +193,7 @@ def test_alerts_show_prints_the_files_and_numbers(
     alert = ended(checked)[0]
     output = output_of(capsys, checked, "show", alert.id)
     assert "complete; times in UTC" in output
-    assert "min_confidence 0.5" in output
+    assert "min_confidence 0.7" in output
     paths = [Path(line) for line in output.splitlines() if line.startswith("/")]
     assert sorted(path.name for path in paths) == sorted(
         [f"{side}-{at}.jpg" for side in ("air", "ref") for at in ("start", "middle", "end")]

@@ -12,7 +12,7 @@ FOUND = FoundCopy("ch0", "film", 0.0, 10.0, 0.0, 10.0, 0.5)
 
 
 def samples_of(confidence: float, n: int, n_right: int) -> list[AlertSample]:
-    return [AlertSample("alert.ended", FOUND, confidence, 0.5, 9.0, at < n_right) for at in range(n)]
+    return [AlertSample("alert.ended", FOUND, confidence, 0.5, 0.9, at < n_right) for at in range(n)]
 
 
 def test_alerts_are_counted_by_their_confidence() -> None:
