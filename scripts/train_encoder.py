@@ -37,6 +37,7 @@ from reference_db.store.references import FEATURE_SIZE
 from training.edits import draw_edit
 from training.encoder_heads import (
     IMAGENET,
+    Head,
     export,
     fit_heads,
     interpolate_trunk,
@@ -443,10 +444,15 @@ def load_pictures(options: argparse.Namespace) -> Films:
 
 
 def export_head(training: EncoderTraining, films: Films, options: argparse.Namespace) -> None:
-    """Fits the heads and exports --head, else the best one in the benchmark, else the plain one."""
+    """Fits the heads and exports --head, else the best one in the benchmark, else the plain one.
+
+    With --export-now start, the head of the file that was started from is measured too, as "unchanged".
+    """
     encoder = interpolate_trunk(start_encoder(training.config.start), training.average, options.trained_share)
     clean, edited = select_fit_pictures(films, options.fit_pictures, training.config.seed)
     fitted = fit_heads(encoder, pooled_rows(encoder, clean), pooled_rows(encoder, edited), options.shrinkage)
+    if options.export_now == "start" and training.config.start != IMAGENET:
+        fitted.append(Head("unchanged", encoder.project.weight.detach(), encoder.project.bias.detach()))
     heads = {head.name: head for head in fitted}
     tables: dict[str, dict[str, dict[str, float]]] = {}
     if options.benchmark:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from reference_db.features.encoder import load_encoder
 from reference_db.store.references import FEATURE_SIZE
@@ -80,6 +81,13 @@ def test_a_killed_run_resumes_and_ends_with_the_same_weights(videos: Path, tmp_p
     )
     assert refused.returncode != 0
     assert "other settings: seed" in refused.stderr
+
+    # Weights that were started from can be measured and exported as they are.
+    start = uninterrupted / "out.safetensors"
+    as_is = ["--export-now", "start", "--start", str(start), "--head", "unchanged", "--trained-share", "1"]
+    subprocess.run([*command(videos, tmp_path / "as_is"), *as_is], check=True, env=environment(), capture_output=True)
+    for name, tensor in load_file(tmp_path / "as_is" / "out.safetensors").items():
+        assert torch.equal(tensor, load_file(start)[name])
 
     # The result is an encoder, with its hash beside it.
     rows = load_encoder(uninterrupted / "out.safetensors").encode([np.full((40, 60, 3), 90, np.uint8)])
