@@ -4,7 +4,7 @@
     evaluate.py pairs VIDEOS            edited clips of the videos against the full videos
     evaluate.py broadcast FOLDER        ch*.ts, references/ and truth.jsonl, through the live matcher
     evaluate.py sensitivity FOLDER      the same with other values of tau, sigma and gamma
-    evaluate.py alerts FOLDER           what alerts state on a broadcast: one per copy, place, speed, reasons
+    evaluate.py alerts FOLDER...        what alerts state on a broadcast: one per copy, place, speed, reasons
     evaluate.py airings VIDEOS FILM...  the same for many airings of single films, such as still or repeating ones
     evaluate.py halves VIDEOS           the first half of every video registered, the second half aired
     evaluate.py reliability FOLDER...   of alerts that state a confidence, the share that is right
@@ -39,7 +39,7 @@ from evaluation.recordings import Recording, RecordingCache
 from evaluation.reliability import Bin, calibration_error, reliability
 from evaluation.scoring import LEVELS, Copy, FoundCopy, Score, TrueCopy, overlap, read_truth, score
 from evaluation.synthetic_pairs import make_airings, make_pairs
-from monitor.alerting.alerts import ENDED, STARTED
+from monitor.alerting.alerts import ENDED, STARTED, Alert
 from monitor.config.settings import Settings
 from monitor.errors import MonitorError
 from monitor.matching.confidence import confidence
@@ -142,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
     sensitivity.set_defaults(command=evaluate_sensitivity)
 
     alerts = commands.add_parser("alerts", parents=[common], help="what alerts state on a broadcast")
-    alerts.add_argument("folder", type=Path)
+    alerts.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
     alerts.set_defaults(command=evaluate_alerts)
 
     airings = commands.add_parser("airings", parents=[common], help="many airings of single films")
@@ -231,9 +231,19 @@ def evaluate_sensitivity(args: argparse.Namespace) -> dict[str, object]:
 
 def evaluate_alerts(args: argparse.Namespace) -> dict[str, object]:
     cache, runner, _ = prepare(args)
-    broadcast = read_broadcast(args.folder, cache, args.mode)
-    events = [event for channel in broadcast.channels for event in runner.events(channel, broadcast.references)]
-    return show_statements(args, args.folder.name, Statements.of(events, broadcast.truth))
+    events: list[Alert] = []
+    truth: list[TrueCopy] = []
+    for folder in args.folders:
+        broadcast = read_broadcast(folder, cache, args.mode)
+        for channel in broadcast.channels:
+            events += [_named(event, folder) for event in runner.events(channel, broadcast.references)]
+        truth += [replace(true, channel=f"{folder.name} {true.channel}") for true in broadcast.truth]
+    return show_statements(args, ", ".join(folder.name for folder in args.folders), Statements.of(events, truth))
+
+
+def _named(event: Alert, folder: Path) -> Alert:
+    """The event with its broadcast in the names of channel and alert, which several broadcasts share."""
+    return replace(event, channel=f"{folder.name} {event.channel}", id=f"{folder.name} {event.id}")
 
 
 def evaluate_airings(args: argparse.Namespace) -> dict[str, object]:

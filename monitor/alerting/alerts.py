@@ -103,7 +103,7 @@ class Alert:
     detected_at: float  # the newest stream second that had to be seen before the alert could be emitted
     reference_start: float
     reference_end: float
-    speed: float | None  # reference seconds per channel second; None for a copy that is too short to tell
+    speed: float | None  # reference seconds per channel second; None for a short copy or an uncertain place
     confidence: float | None  # the chance that it is right; None for an alert of a version that did not state it
     score: float
     matched_seconds: int
@@ -237,9 +237,9 @@ def _without_paths(view: SegmentView) -> SegmentView:
 
 
 def _speed(alert: Alert) -> float | None:
-    """Reference seconds per channel second by the spans that the alert states."""
+    """Reference seconds per channel second by the spans that the alert states; None if they are not exact enough."""
     seconds = alert.channel_end - alert.channel_start
-    if seconds < MIN_SPEED_S:
+    if seconds < MIN_SPEED_S or alert.ambiguous:
         return None
     return round((alert.reference_end - alert.reference_start) / seconds, 3)
 

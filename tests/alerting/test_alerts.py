@@ -214,9 +214,9 @@ def test_speed_is_that_of_the_stated_spans_and_absent_for_a_short_copy() -> None
 
 def test_an_ambiguous_place_is_marked_and_its_alternatives_are_listed() -> None:
     others = ((10.0, 18.0), (70.5, 78.5))
-    seen = replace(view(20, 0.9), paths=(A_PATH,))
+    seen = replace(view(40, 0.9), paths=(A_PATH,))
     (alert,) = new_book(matcher=AsFound(alternatives=others)).apply(20, [seen], [])
-    assert (alert.ambiguous, alert.alternatives) == (True, others)
+    assert (alert.ambiguous, alert.alternatives, alert.speed) == (True, others, None)
     assert Alert.from_dict(json.loads(json.dumps(alert.as_dict()))) == alert
 
 

@@ -243,7 +243,7 @@ function drawNumbers(panel, alert) {
     [
       "Speed",
       alert.speed === null ? "not known" : `${alert.speed.toFixed(2)}×`,
-      "Seconds of the reference per second of the broadcast; not known for copies shorter than 15 s.",
+      "Seconds of the reference per second of the broadcast; not known below 15 s or where the place is uncertain.",
     ],
     [
       "Detected after",
