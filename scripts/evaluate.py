@@ -6,6 +6,7 @@
     evaluate.py sensitivity FOLDER      the same with other values of tau, sigma and gamma
     evaluate.py alerts FOLDER...        what alerts state on a broadcast: one per copy, place, speed, reasons
     evaluate.py airings VIDEOS FILM...  the same for many airings of single films, such as still or repeating ones
+    evaluate.py evidence-pairs FOLDER   how far the paired pictures of alerts are from the true partner
     evaluate.py halves VIDEOS           the first half of every video registered, the second half aired
     evaluate.py reliability FOLDER...   of alerts that state a confidence, the share that is right
     evaluate.py annotations vcdb|fivr LABELS VIDEOS
@@ -22,6 +23,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +35,7 @@ from evaluation.ablations import OURS, ROWS, SCORE_THRESHOLD, AblationRunner, Ba
 from evaluation.alert_samples import SampledChannel
 from evaluation.alert_statements import Statements, first_and_second_halves
 from evaluation.annotations import AnnotationError, LabelledPair, find_videos, read_fivr, read_vcdb
+from evaluation.evidence_pairs import JudgedPair, figures, judged_pairs, register_references
 from evaluation.full_matrix import compare, crop, read_maps, walk
 from evaluation.plots import draw_alignment
 from evaluation.recordings import Recording, RecordingCache
@@ -152,6 +155,11 @@ def parser() -> argparse.ArgumentParser:
     airings.add_argument("--seed", type=int, default=1)
     airings.set_defaults(command=evaluate_airings)
 
+    evidence = commands.add_parser("evidence-pairs", parents=[common], help="paired pictures of alerts on a broadcast")
+    evidence.add_argument("folder", type=Path)
+    evidence.add_argument("--evidence", type=Path, metavar="DIR", help="keep the pictures in this folder")
+    evidence.set_defaults(command=evaluate_evidence_pairs)
+
     halves = commands.add_parser("halves", parents=[common], help="alerts on the unregistered halves of videos")
     halves.add_argument("videos", type=Path, nargs="+")
     halves.set_defaults(command=evaluate_halves)
@@ -259,6 +267,27 @@ def evaluate_airings(args: argparse.Namespace) -> dict[str, object]:
         channel, truth = make_airings(paths[film], ref, others, cache.encoder, **options)
         rows |= show_statements(args, film, Statements.of(runner.events(channel, references), truth))
     return rows
+
+
+def evaluate_evidence_pairs(args: argparse.Namespace) -> dict[str, object]:
+    torch.set_num_threads(1)
+    encoder = load_encoder(args.encoder)
+    library = args.cache / "evidence-pairs" / "".join(c if c.isalnum() else "_" for c in encoder.encoder_id)
+    register_references(args.folder, library / args.folder.name, encoder, report_progress)
+    settings = Settings(data_dir=library / args.folder.name)
+    with tempfile.TemporaryDirectory() as temporary:
+        evidence = args.evidence or Path(temporary)
+        evidence.mkdir(parents=True, exist_ok=True)
+        truth = read_truth(args.folder / "truth.jsonl")
+        pairs = judged_pairs(args.folder, settings, evidence, truth, report_progress)
+    found = figures(pairs)
+    if not args.json:
+        for pair in pairs:
+            if not pair.is_right:
+                print_wrong_pair(pair)
+        for name, value in found.items():
+            print(f"{name.replace('_', ' '):24}{value}")
+    return {"command": "evidence-pairs", "folder": args.folder.name} | found
 
 
 def evaluate_halves(args: argparse.Namespace) -> dict[str, object]:
@@ -576,6 +605,14 @@ def print_reliability(stage: str, bins: Sequence[Bin]) -> None:
         low, high = one.interval
         span = f"{one.low:g} to {one.high:g}"
         print(f"{span:14}{one.n:8d}{one.mean_confidence:9.3f}{one.share_right:9.3f}   {low:.2f} to {high:.2f}")
+
+
+def print_wrong_pair(pair: JudgedPair) -> None:
+    away = "no copy there" if pair.true_s is None else f"{pair.ref_s - pair.true_s:+.2f} s from its partner"
+    line = "" if pair.true_s is None else f", the alert's line {pair.line_s - pair.true_s:+.2f} s"
+    notes = f"{', looks right' if pair.looks_right else ''}{', ambiguous' if pair.is_ambiguous else ''}"
+    edits = " ".join(pair.edits)
+    print(f"  {pair.channel} {pair.stream_s:.1f} {pair.reference} {pair.ref_s:.1f} {edits}: {away}{line}{notes}")
 
 
 def report_progress(line: str) -> None:

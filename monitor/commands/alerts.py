@@ -127,15 +127,16 @@ def _print_evidence(evidence: dict[str, Any]) -> None:
     rows: list[tuple[object, ...]] = [
         (
             one["at"],
-            clock(one["stream_s"]),
-            clock(one["ref_s"]),
+            _tenths(one["stream_s"]),
+            one.get("aired_at") or "-",
+            _tenths(one["ref_s"]),
             one["air"] or "-",
             one["reference"] or "-",
             one["note"] or "",
         )
         for one in evidence["frames"]
     ]
-    print_table(("FRAME", "ON AIR", "REFERENCE", "BROADCAST PICTURE", "REFERENCE PICTURE", "NOTE"), rows)
+    print_table(("FRAME", "ON AIR", "AT", "REFERENCE", "BROADCAST PICTURE", "REFERENCE PICTURE", "NOTE"), rows)
     rows = []
     for tile in evidence["tiles"]:
         cells = [(tile["similarity"][i][j], tile["mask"][i][j]) for i, j in tile["path"]]
@@ -149,6 +150,12 @@ def _print_evidence(evidence: dict[str, Any]) -> None:
             )
         )
     print_table(("TILE", "ON AIR", "REFERENCE", "SIMILARITY ON PATH", "MASK ON PATH"), rows)
+
+
+def _tenths(seconds: float) -> str:
+    """A position with tenths of a second, as the dashboard writes it."""
+    tenths = round(10 * seconds)
+    return f"{clock(tenths // 10)}.{tenths % 10}"
 
 
 def _tile_span(tile: dict[str, Any], first: str, n: str) -> str:

@@ -24,9 +24,10 @@ from numpy.typing import NDArray
 
 from monitor.alerting.alerts import ENDED, RETRACTED, UPDATED, Alert
 from monitor.config.settings import Settings
-from monitor.evidence.pictures import AlertPictures, LazyJpeg, RecentPictures, nearest
+from monitor.evidence.pairs import PLACES, ClaimedLine, ReferenceMoments, choose_pairs
+from monitor.evidence.pictures import AirPicture, AlertPictures, LazyJpeg, RecentPictures
 from monitor.evidence.store import EvidenceStore, StoredEvidence, evidence_to_evict
-from monitor.evidence.tiles import MARGIN_S, TILE_S, EvidenceTile, cut_tile, draw_tile, full_path
+from monitor.evidence.tiles import MARGIN_S, TILE_S, EvidenceTile, cut_tile, draw_tile
 from monitor.ingest.clock import ChannelEpoch
 from monitor.ingest.feature_windows import LiveSecond
 from monitor.matching.mask_step import MaskStepNet
@@ -41,13 +42,12 @@ logger = logging.getLogger(__name__)
 
 MAX_WAITING = 256  # pictures and events that may wait for the thread; 50 MB if the disk hangs
 WAKE_EVERY = 32  # pictures: they are not urgent and wait for each other, or for an alert
-NEAR_S = 5  # a picture farther than this from the second it stands for gets a note
 RESCAN_S = 300.0  # between two scans of all folders: other processes write there too
 LOW_PRIORITY = 10  # a nice value
-INSIDE_S = 1  # by which the start and end frames lie inside the copy: its ends are exact to a second
 END_S = 4  # of the path at either end that the refined ends replace
 STILL_OPEN = "the alert is still open"
-PLACES = ("start", "middle", "end")
+NO_AIR_PICTURE = "there is no picture of the channel"
+NO_REFERENCE_PICTURE = "there is no picture of this second of the reference"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,11 +75,13 @@ class _Channel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FramePair:
-    """The pictures of both sides at one place of a copy."""
+    """The pictures of both sides at one place of a copy, as they are stored."""
 
+    name: str  # in file names: the first pair is always `start`, so that a list can show it without the report
     place: str
-    stream_s: int
-    ref_s: int
+    stream_s: float  # when each picture was on air, and what the reference shows then
+    ref_s: float
+    aired_at: str | None  # by the wall clock; a file has none
     live: LazyJpeg | None
     reference: bytes | None
     note: str | None
@@ -88,16 +90,17 @@ class _FramePair:
         """Plain values, ready for JSON."""
         return {
             "at": self.place,
-            "stream_s": self.stream_s,
-            "ref_s": self.ref_s,
-            "air": None if self.live is None else f"air-{self.place}.jpg",
-            "reference": None if self.reference is None else f"ref-{self.place}.jpg",
+            "stream_s": round(self.stream_s, 3),
+            "aired_at": self.aired_at,
+            "ref_s": round(self.ref_s, 3),
+            "air": None if self.live is None else f"air-{self.name}.jpg",
+            "reference": None if self.reference is None else f"ref-{self.name}.jpg",
             "note": self.note,
         }
 
     def files(self) -> dict[str, bytes]:
-        files = {} if self.live is None else {f"air-{self.place}.jpg": self.live.jpeg()}
-        return files if self.reference is None else files | {f"ref-{self.place}.jpg": self.reference}
+        files = {} if self.live is None else {f"air-{self.name}.jpg": self.live.jpeg()}
+        return files if self.reference is None else files | {f"ref-{self.name}.jpg": self.reference}
 
 
 class EvidenceKeeper:
@@ -143,10 +146,20 @@ class EvidenceKeeper:
         self._enqueue(done.set)
         done.wait()
 
-    def add_picture(self, epoch: ChannelEpoch, second: int, picture: NDArray[np.uint8]) -> None:
-        """Adds the newest picture of a channel; one of a single pixel stands for a feature row and is ignored."""
+    def add_picture(
+        self,
+        epoch: ChannelEpoch,
+        second: int,
+        picture: NDArray[np.uint8],
+        row: NDArray[np.float32] | None = None,
+        age_s: float = 0.0,
+    ) -> None:
+        """Adds the newest picture of a channel; one of a single pixel stands for a feature row and is ignored.
+
+        `row` are its features, and `age_s` is how long before the middle of the second it was on air.
+        """
         if picture.size > 3:
-            self._enqueue(lambda: self._store_picture(epoch, second, picture), is_picture=True)
+            self._enqueue(lambda: self._store_picture(epoch, second, picture, row, age_s), is_picture=True)
 
     def add_alert(self, material: AlertMaterial) -> None:
         """Adds an alert that is being emitted."""
@@ -206,14 +219,21 @@ class EvidenceKeeper:
             )
         self._is_failing = True
 
-    def _store_picture(self, epoch: ChannelEpoch, second: int, picture: NDArray[np.uint8]) -> None:
+    def _store_picture(
+        self,
+        epoch: ChannelEpoch,
+        second: int,
+        picture: NDArray[np.uint8],
+        row: NDArray[np.float32] | None,
+        age_s: float,
+    ) -> None:
         channel = self._channels.setdefault(epoch.channel, _Channel())
         if channel.epoch != epoch.name:
             channel.epoch, channel.recent = epoch.name, RecentPictures()
         channel.picture_at = time.monotonic()
-        lazy = channel.recent.push(second, picture)
+        air = channel.recent.push(second, picture, row, age_s)
         for alert_pictures in channel.open_alerts.values():
-            alert_pictures.push(second, lazy)
+            alert_pictures.push(air)
 
     # --- one alert ---------------------------------------------------------------------------------------------------
 
@@ -243,10 +263,11 @@ class EvidenceKeeper:
             pictures = AlertPictures()
             for frame in stored.get("frames", ()):
                 if frame["air"] and (content := self.store.file(alert.id, frame["air"])) is not None:
-                    pictures.first[int(frame["stream_s"])] = LazyJpeg(content)
-            for second, lazy in channel.recent.pictures.items():
+                    air = _stored_picture(frame["stream_s"], content)
+                    pictures.stored[air.second] = air
+            for second, air in channel.recent.pictures.items():
                 if second >= alert.channel_start:
-                    pictures.push(second, lazy)
+                    pictures.push(air)
         if not material.is_final:
             channel.open_alerts[alert.id] = pictures
         return pictures
@@ -254,19 +275,33 @@ class EvidenceKeeper:
     def _frame_pairs(
         self, material: AlertMaterial, pictures: AlertPictures, recent: RecentPictures
     ) -> list[_FramePair]:
-        """The paired frames at start, middle and end."""
-        path = dict(full_path(material.points))
-        first, last = min(path), max(path)
-        if last - first >= 4 * INSIDE_S:
-            first, last = first + INSIDE_S, last - INSIDE_S
-        pairs = []
+        """The paired frames, up to three."""
+        alert = material.alert
+        line = ClaimedLine(alert.channel_start, alert.channel_end, alert.reference_start, alert.reference_end)
+        airs = list((pictures.stored | pictures.pictures | recent.pictures).values())
         with Catalog.open(self._settings.data_dir) as catalog:
-            for place, wanted in zip(PLACES, (first, (first + last) / 2, last), strict=True):
-                found = nearest(wanted, pictures.first, pictures.pictures, recent.pictures)
-                if found is not None and place == "start" and len(pictures.first) < 2:
-                    pictures.first = dict([found])
-                pairs.append(_frame_pair(catalog, material.alert.reference, place, wanted, found, path))
-        return pairs
+            problem = _missing_pictures(catalog, alert.reference)
+            moments = ReferenceMoments(
+                material.rows,
+                material.informative,
+                lambda start_s, end_s: [] if problem else catalog.thumbnails(alert.reference, start_s, end_s),
+            )
+            pairs = choose_pairs(line, airs, moments)
+            if not pairs:
+                return _pairs_without_air(alert, line, moments, problem)
+        return [
+            _FramePair(
+                name,
+                pair.place,
+                pair.air.time_s,
+                pair.ref_s,
+                _wall_time(alert, pair.air.time_s),
+                pair.air.jpeg,
+                pair.reference,
+                problem or (None if pair.reference else NO_REFERENCE_PICTURE),
+            )
+            for name, pair in zip(PLACES, pairs, strict=False)
+        ]
 
     def _tiles(
         self, material: AlertMaterial, stored: Mapping[str, Any]
@@ -374,37 +409,42 @@ def _tile_starts(alert: Alert) -> dict[str, int]:
     return starts
 
 
-def _frame_pair(
-    catalog: Catalog,
-    reference: ReferenceId,
-    place: str,
-    wanted_s: float,
-    found: tuple[int, LazyJpeg] | None,
-    path: Mapping[int, int],
-) -> _FramePair:
-    """The pair of a place, with the picture found nearest to the wanted second; notes say what is missing."""
-    second = round(wanted_s) if found is None else found[0]
-    ref_s = path[min(max(second, min(path)), max(path))]
-    notes = []
-    if found is None:
-        notes.append("there is no picture of the channel")
-    elif abs(second - wanted_s) > NEAR_S:
-        notes.append(f"the nearest picture of the channel is {abs(second - wanted_s):.0f} s away")
-    thumbnail, problem = _reference_picture(catalog, reference, ref_s)
-    if problem:
-        notes.append(problem)
-    live = None if found is None else found[1]
-    return _FramePair(place, second, ref_s, live, thumbnail, "; ".join(notes) or None)
+def _stored_picture(stream_s: float, content: bytes) -> AirPicture:
+    """A picture of the channel that the previous run stored; earlier versions stored whole seconds."""
+    time_s = stream_s + 0.5 if isinstance(stream_s, int) else stream_s
+    return AirPicture(int(time_s), LazyJpeg(content), None, int(time_s) + 0.5 - time_s)
 
 
-def _reference_picture(catalog: Catalog, reference: ReferenceId, second: int) -> tuple[bytes | None, str | None]:
-    """The reference's picture of a second, or why there is none."""
+def _wall_time(alert: Alert, stream_s: float) -> str | None:
+    """When this stream time of an alert was on air."""
+    if alert.started_at is None:
+        return None
+    began = datetime.fromisoformat(alert.started_at)
+    return rfc3339(began + timedelta(seconds=stream_s - alert.channel_start))
+
+
+def _pairs_without_air(
+    alert: Alert, line: ClaimedLine, reference: ReferenceMoments, problem: str | None
+) -> list[_FramePair]:
+    """The reference's pictures at the thirds of the copy, where the channel sent features and no pictures."""
+    pairs = []
+    for number, place in enumerate(PLACES):
+        live_s = line.live_start_s + (line.live_end_s - line.live_start_s) * (2 * number + 1) / 6
+        found = reference.pictures(line.at(live_s) - 0.5, line.at(live_s) + 0.5)
+        ref_s, jpeg = min(found, key=lambda one: abs(one[0] - line.at(live_s)), default=(line.at(live_s), None))
+        notes = [NO_AIR_PICTURE, *([problem] if problem else [] if jpeg else [NO_REFERENCE_PICTURE])]
+        pairs.append(_FramePair(place, place, live_s, ref_s, _wall_time(alert, live_s), None, jpeg, "; ".join(notes)))
+    return pairs
+
+
+def _missing_pictures(catalog: Catalog, reference: ReferenceId) -> str | None:
+    """Why the reference has no pictures; None if it has some."""
     try:
         known = catalog.get(reference)
         if not known.thumbnails_sha256:
             how = "it was imported as features only" if known.imported else "it was registered without thumbnails"
-            return None, f"there are no pictures of the reference: {how}"
-        thumbnail = catalog.thumbnail(reference, second)
+            return f"there are no pictures of the reference: {how}"
+        catalog.thumbnails(reference, 0, 1)
     except CatalogError as error:
-        return None, f"there is no picture of the reference: {error}"
-    return thumbnail, None if thumbnail else "there is no picture of this second of the reference"
+        return f"there is no picture of the reference: {error}"
+    return None

@@ -6,17 +6,20 @@ there is always a picture near any second. Most pictures are never used, so one 
 
 from __future__ import annotations
 
+import io
 from collections import OrderedDict
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from reference_db.media.jpeg import encode_jpeg
 
 RECENT_S = 64  # an alert may start this long before it is emitted, and be emitted this long after it ended
 MAX_PICTURES = 24  # of one alert
 QUALITY = 70  # 341 x 192: some 7 kB and a third of a millisecond
+GREY_WIDTH = 160  # pixels of the pictures that are compared
 
 
 class LazyJpeg:
@@ -30,46 +33,70 @@ class LazyJpeg:
             self._picture = encode_jpeg(self._picture, quality=QUALITY)
         return self._picture
 
+    def grey(self) -> NDArray[np.uint8]:
+        """The picture in grey, small, for comparisons."""
+        return grey_picture(self._picture)
+
+
+def grey_picture(picture: NDArray[np.uint8] | bytes) -> NDArray[np.uint8]:
+    """A picture [height, width, 3] or a JPEG in grey, GREY_WIDTH wide, as tall as its shape requires."""
+    image: Image.Image
+    if isinstance(picture, bytes):
+        image = Image.open(io.BytesIO(picture))
+        image.draft("L", (GREY_WIDTH, 1))  # decodes at a fraction of its size
+    else:
+        image = Image.fromarray(picture)
+    height = max(1, round(GREY_WIDTH * image.height / image.width))
+    return np.asarray(image.convert("L").resize((GREY_WIDTH, height), Image.Resampling.BOX))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AirPicture:
+    """The picture of one second of a channel."""
+
+    second: int
+    jpeg: LazyJpeg
+    row: NDArray[np.float32] | None = None  # its features; None if they are not known any more
+    age_s: float = 0.0  # time from a key picture to the middle of its second
+
+    @property
+    def time_s(self) -> float:
+        """When it was on air."""
+        return self.second + 0.5 - self.age_s
+
 
 class RecentPictures:
     """The newest pictures of one stream epoch, by stream second."""
 
     def __init__(self) -> None:
-        self.pictures: OrderedDict[int, LazyJpeg] = OrderedDict()
+        self.pictures: OrderedDict[int, AirPicture] = OrderedDict()
         self._last: tuple[NDArray[np.uint8], LazyJpeg] | None = None
 
-    def push(self, second: int, picture: NDArray[np.uint8]) -> LazyJpeg:
+    def push(
+        self, second: int, picture: NDArray[np.uint8], row: NDArray[np.float32] | None = None, age_s: float = 0.0
+    ) -> AirPicture:
         """Adds a picture; one that is held for several seconds is stored once."""
         lazy = self._last[1] if self._last is not None and self._last[0] is picture else LazyJpeg(picture)
         self._last = (picture, lazy)
-        self.pictures[second] = lazy
+        self.pictures[second] = air = AirPicture(second, lazy, row, age_s)
         while len(self.pictures) > RECENT_S:
             self.pictures.popitem(last=False)
-        return lazy
+        return air
 
 
 class AlertPictures:
-    """Some pictures of one alert, spread over its duration."""
+    """Some pictures of one alert, spread over its duration, and those that the previous run stored."""
 
     def __init__(self) -> None:
-        self.pictures: dict[int, LazyJpeg] = {}
-        self.first: dict[int, LazyJpeg] = {}  # the one at its start, and those that the previous run stored
+        self.pictures: dict[int, AirPicture] = {}
+        self.stored: dict[int, AirPicture] = {}
         self._stride = 1
 
-    def push(self, second: int, picture: LazyJpeg) -> None:
+    def push(self, air: AirPicture) -> None:
         """Adds the picture if its second is a multiple of the stride, which doubles when there are too many."""
-        if second % self._stride:
+        if air.second % self._stride:
             return
-        self.pictures[second] = picture
+        self.pictures[air.second] = air
         while len(self.pictures) > MAX_PICTURES:
             self._stride *= 2
-            self.pictures = {s: lazy for s, lazy in self.pictures.items() if s % self._stride == 0}
-
-
-def nearest(second: float, *pictures: Mapping[int, LazyJpeg]) -> tuple[int, LazyJpeg] | None:
-    """The picture nearest to a second, with its own second; the earlier of two that are equally near."""
-    found = [(abs(s - second), s, lazy) for some in pictures for s, lazy in some.items()]
-    if not found:
-        return None
-    _, s, lazy = min(found, key=lambda one: one[:2])
-    return s, lazy
+            self.pictures = {s: one for s, one in self.pictures.items() if s % self._stride == 0}

@@ -1,7 +1,7 @@
 """Evidence on disk: a folder per alert with its report and pictures, limited by a quota and by age.
 
     evidence/0f/0f3c.../report.json           the frames, the tiles with their numbers, notes
-                        air-start.jpg ...     paired frames: air and ref, at start, middle and end
+                        air-start.jpg ...     paired frames: air and ref, up to three
                         tile-start.png ...    similarity with mask and path drawn on it
 
 Each file is written atomically, the report last, so a reader never sees half of one. Beyond the quota the oldest is
@@ -185,7 +185,8 @@ class EvidenceStore:
     def write(self, alert_id: str, report: Mapping[str, Any], pictures: Mapping[str, bytes], *, last: bool) -> int:
         """Stores the report and these pictures beside the existing ones; returns the size of the alert's folder.
 
-        With `last`, all of it is synced to disk on return. Raises OSError.
+        Paired pictures that the report no longer names are deleted. With `last`, all of it is synced to disk on
+        return. Raises OSError.
         """
         folder = self._folder(alert_id)
         create_private_folder(folder)
@@ -194,6 +195,10 @@ class EvidenceStore:
                 raise ValueError(f"{name!r} is not the name of an evidence file")
             with atomic_file(folder / name, mode=PRIVATE_FILE, sync=last) as file:
                 file.write(content)
+        shown = {frame[side] for frame in report.get("frames", ()) for side in ("air", "reference")}
+        for path in folder.glob("*.jpg"):
+            if path.name not in shown and path.name not in pictures:
+                path.unlink(missing_ok=True)
         if last:
             sync_directory(folder)
         return sum(entry.stat().st_size for entry in os.scandir(folder))

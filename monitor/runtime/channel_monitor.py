@@ -163,7 +163,7 @@ class ChannelMonitor:
         """Matches one sample, given its feature row and whether its picture carries information."""
         epoch, alerts = self._enter_epoch(sample)
         if self._evidence is not None:
-            self._evidence.add_picture(sample.epoch, sample.second, sample.frame.picture)
+            self._evidence.add_picture(sample.epoch, sample.second, sample.frame.picture, row, sample.frame.age_s)
         frame = sample.frame
         added = epoch.matcher.window.push(sample.second, row, informative, frame.held, frame.age_s)
         self._note_gap(sample, added[0].second)

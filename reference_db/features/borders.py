@@ -22,14 +22,29 @@ RULES = f"{STEP} {TOLERANCE} {PLAIN_SHARE} {MIN_SHARE} {MIN_INNER} {MAX_UNEVEN} 
 
 def crop_borders(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """The part of the picture [h, w, 3] between its bars; a view."""
+    top, left, bottom, right = inner_box(picture)
+    return picture[top:bottom, left:right]
+
+
+def inner_box(picture: NDArray[np.uint8]) -> tuple[int, int, int, int]:
+    """Top, left, bottom and right of the part of the picture [h, w, 3] between its bars."""
+    top, left, bottom, right = 0, 0, *picture.shape[:2]
     for number in range(ROUNDS):
         step, brightest = (STEP, 255) if number == 0 else (1, BLACK)
-        small = picture[::step, ::step].astype(np.int16)
+        small = picture[top:bottom:step, left:right:step].astype(np.int16)
         rows, columns = _between(small, brightest), _between(small.transpose(1, 0, 2), brightest)
         if len(rows) == len(small) and len(columns) == small.shape[1]:
             break
-        picture = picture[_pixels(rows, len(small), step), _pixels(columns, small.shape[1], step)]
-    return picture
+        down, across = _pixels(rows, len(small), step), _pixels(columns, small.shape[1], step)
+        top, bottom = _within(top, bottom, down)
+        left, right = _within(left, right, across)
+    return top, left, bottom, right
+
+
+def _within(first: int, last: int, part: slice) -> tuple[int, int]:
+    """The part of a range."""
+    start, stop, _ = part.indices(last - first)
+    return first + start, first + stop
 
 
 def _pixels(inner: range, n: int, step: int) -> slice:

@@ -131,14 +131,13 @@ def test_every_alert_has_its_evidence_and_says_where(checked: CheckedRecording) 
 
 def test_the_paired_frames_show_the_same_moment(checked: CheckedRecording) -> None:
     for alert in ended(checked):
-        start, middle, end = checked.report(alert)["frames"]
-        assert start["stream_s"] == pytest.approx(alert.channel_start, abs=2)
-        assert middle["stream_s"] == pytest.approx((alert.channel_start + alert.channel_end) / 2, abs=2)
-        assert end["stream_s"] == pytest.approx(alert.channel_end, abs=3)
-        for frame in (start, middle, end):
+        begins_s, film_s = (10, 6) if alert.channel_end - alert.channel_start > 50 else (120, 50)
+        for frame in checked.report(alert)["frames"]:
+            assert frame["aired_at"] is None  # a file
+            assert frame["ref_s"] == pytest.approx(film_s + frame["stream_s"] - begins_s, abs=0.3), frame
             air, thumbnail = checked.picture(alert, frame["air"]), checked.picture(alert, frame["reference"])
             assert correlation(air, thumbnail) > 0.95, frame
-            assert correlation(air, FILM.picture(frame["ref_s"] + 0.6)) > 0.95, frame
+            assert correlation(air, FILM.picture(frame["ref_s"] + 0.1)) > 0.95, frame
 
 
 def test_the_tiles_have_the_path_where_similarity_and_mask_are_high(checked: CheckedRecording) -> None:

@@ -7,7 +7,15 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.evidence.pictures import MAX_PICTURES, QUALITY, RECENT_S, AlertPictures, LazyJpeg, RecentPictures, nearest
+from monitor.evidence.pictures import (
+    GREY_WIDTH,
+    MAX_PICTURES,
+    QUALITY,
+    RECENT_S,
+    AlertPictures,
+    LazyJpeg,
+    RecentPictures,
+)
 from reference_db.media.jpeg import encode_jpeg
 
 
@@ -17,9 +25,9 @@ def grey(level: int) -> NDArray[np.uint8]:
 
 def test_a_held_picture_is_stored_and_encoded_once() -> None:
     recent, still = RecentPictures(), grey(46)
-    lazy = recent.push(0, still)
-    assert recent.push(1, still) is lazy
-    assert recent.push(2, grey(46)) is not lazy
+    lazy = recent.push(0, still).jpeg
+    assert recent.push(1, still).jpeg is lazy
+    assert recent.push(2, grey(46)).jpeg is not lazy
     assert lazy.jpeg() is lazy.jpeg()
     assert lazy.jpeg() == encode_jpeg(still, quality=QUALITY)
 
@@ -27,16 +35,23 @@ def test_a_held_picture_is_stored_and_encoded_once() -> None:
 def test_pictures_stay_bounded_and_those_of_an_alert_equally_spaced() -> None:
     recent, of_alert = RecentPictures(), AlertPictures()
     for second in range(1000):
-        of_alert.push(second, recent.push(second, grey(46)))
+        of_alert.push(recent.push(second, grey(46)))
     assert list(recent.pictures) == list(range(1000 - RECENT_S, 1000))
     seconds = sorted(of_alert.pictures)
     assert len(seconds) <= MAX_PICTURES
     assert {later - earlier for earlier, later in pairwise(seconds)} == {64}
 
 
-def test_the_nearest_picture_is_the_earlier_of_two_equally_near() -> None:
-    one, other = {10: LazyJpeg(b"10"), 30: LazyJpeg(b"30")}, {20: LazyJpeg(b"20")}
-    assert nearest(24, one, other) == (20, other[20])
-    assert nearest(25, one, other) == (20, other[20])
-    assert nearest(26, one, other) == (30, one[30])
-    assert nearest(26, {}, {}) is None
+def test_a_picture_is_compared_in_grey_of_one_width_as_pixels_and_as_jpeg() -> None:
+    for height, width in ((192, 341), (341, 192)):
+        ramp = np.broadcast_to(np.linspace(0, 255, width).astype(np.uint8)[None, :, None], (height, width, 3))
+        lazy = LazyJpeg(np.ascontiguousarray(ramp))
+        raw = lazy.grey()
+        assert raw.shape == (round(GREY_WIDTH * height / width), GREY_WIDTH)
+        lazy.jpeg()
+        assert np.abs(lazy.grey().astype(int) - raw).max() <= 6
+
+
+def test_a_held_picture_says_when_it_was_on_air() -> None:
+    recent = RecentPictures()
+    assert [recent.push(second, grey(46), None, age_s).time_s for second, age_s in ((7, 0.0), (8, 1.25))] == [7.5, 7.25]

@@ -7,7 +7,7 @@ import { licenceFields, licenceOf } from "./licences.js";
 import { ALERTS, on } from "./events.js";
 import { matrixView } from "./matrix.js";
 import { timeLines } from "./timelines.js";
-import { clock, length, moment, ZONE } from "./times.js";
+import { clock, length, moment, tenths, timeOf, ZONE } from "./times.js";
 
 const EVENTS = {
   "alert.started": "Emitted: a copy is on air",
@@ -187,6 +187,9 @@ async function saveArchive(alert) {
   }
 }
 
+/** The time of day of a picture; a recording has none. */
+const airedAt = (pair) => (pair.aired_at ? ` · ${timeOf(new Date(pair.aired_at))}` : "");
+
 function drawFrames(panel, alert, evidence, sentence) {
   const frames = evidence?.frames ?? [];
   put(
@@ -202,11 +205,11 @@ function drawFrames(panel, alert, evidence, sentence) {
           el("h3", PLACES[one.at] ?? one.at),
           el(
             "div.pair",
-            frame(alert, one.air, `On air ${clock(one.stream_s)}`, one.air ? null : one.note),
+            frame(alert, one.air, `On air ${tenths(one.stream_s)}${airedAt(one)}`, one.air ? null : one.note),
             frame(
               alert,
               one.reference,
-              one.ref_s === null ? "Reference" : `Reference ${clock(one.ref_s)}`,
+              one.ref_s === null ? "Reference" : `Reference ${tenths(one.ref_s)}`,
               one.reference ? null : one.note,
             ),
           ),

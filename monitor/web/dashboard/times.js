@@ -59,6 +59,12 @@ export function clock(seconds) {
   return hours ? `${hours}:${two(minutes)}:${two(rest)}` : `${minutes}:${two(rest)}`;
 }
 
+/** A position with tenths of a second: "3:04.5". */
+export function tenths(seconds) {
+  const rounded = Math.round(10 * Math.max(0, seconds)) / 10;
+  return `${clock(rounded)}.${Math.floor(10 * (rounded % 1) + 0.5)}`;
+}
+
 /** Seconds as a length: "22 s", "3 min 4 s", "2 h 10 min". */
 export function length(seconds) {
   const whole = Math.round(seconds);

@@ -31,6 +31,7 @@ class PairOut(BaseModel):
 
     at: str
     stream_s: float
+    aired_at: str | None = None
     ref_s: float
     air: str | None
     reference: str | None
