@@ -28,7 +28,7 @@ class FindabilityMeter:
         self._lock = threading.Lock()  # a reader serves one thread
 
     def __call__(self, features: Features) -> Findability:
-        from monitor.matching.confidence import best_confidence
+        from monitor.matching.confidence import confidence
         from monitor.matching.findability import measure_findability
         from monitor.runtime.channel_monitor import match_parameters
 
@@ -38,7 +38,7 @@ class FindabilityMeter:
                 features,
                 self._reader.read,
                 match_parameters(self._settings),
-                lambda view: best_confidence(view) >= min_confidence,
+                lambda view: confidence(view) >= min_confidence,
             )
 
     @cached_property
