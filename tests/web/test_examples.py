@@ -37,14 +37,24 @@ def test_every_example_call_works(tmp_path: Path, recorded: RecordedChannel) -> 
     ReferenceLibrary(recorded.settings.data_dir).export("harbour", tmp_path / "film-42.copywatch")
     token = Tokens(tmp_path / "data").add("ada", "write")
     calls = [line for block in blocks("REST API", "sh") for line in block.replace("\\\n", "").splitlines()]
-    assert len(calls) == 6
+    without_token = [call for call in calls if "local_secret" in call]
+    with_token = [call for call in calls if call not in without_token]
+    assert (len(with_token), len(without_token)) == (6, 1)
     with WebAppServer(tmp_path / "data") as server:
-        environment = {**os.environ, "TOKEN": token, "ADDRESS": f"http://127.0.0.1:{server.port}"}
-        for call in calls:
-            command = call.replace("curl ", "curl -sS --fail-with-body --noproxy '*' ", 1)
-            done = subprocess.run(command, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
-            assert (done.returncode, done.stderr) == (0, ""), (call, done.stdout)
-            assert json.loads(done.stdout)
+        for call in with_token:
+            run(call, tmp_path, TOKEN=token, ADDRESS=f"http://127.0.0.1:{server.port}")
+    with WebAppServer(tmp_path / "without") as server:
+        server.context.local_secret.store()
+        for call in without_token:
+            run(call, tmp_path, DATA_DIR=str(tmp_path / "without"), ADDRESS=f"http://127.0.0.1:{server.port}")
+
+
+def run(call: str, folder: Path, **variables: str) -> None:
+    command = call.replace("curl ", "curl -sS --fail-with-body --noproxy '*' ", 1)
+    environment = {**os.environ, **variables}
+    done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, ""), (call, done.stdout)
+    assert json.loads(done.stdout)
 
 
 def test_the_example_receiver_verifies_a_signature() -> None:
