@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -119,7 +120,7 @@ class _Pairs:
         """For each placement, the median of the pairs' likeness, less its cost."""
         needed = sorted({n for near in self.near for n in near})
         place = {n: at for at, n in enumerate(needed)}
-        shown, air_rows = ref[needed], _unit(air[self.airs], weights)
+        shown, air_rows = _resize(ref[needed], (2 * size[0], 2 * size[1])), _unit(air[self.airs], weights)
         scores = []
         for placement in placements:
             cells = air_rows @ _unit(_placed(shown, placement, size), weights).T
@@ -196,12 +197,23 @@ def _resize(pictures: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 def _placed(ref: torch.Tensor, placement: _Placement, size: tuple[int, int]) -> torch.Tensor:
     """The pictures of the reference as the channel shows them [picture, height, width]."""
-    matrix = torch.tensor(
-        [[placement.flip * placement.scale_x, 0, placement.shift_x], [0, placement.scale_y, placement.shift_y]]
-    )
-    half = _resize(ref, (2 * size[0], 2 * size[1])) if size[0] * 2 < ref.shape[-2] else ref
-    grid = functional.affine_grid(matrix.expand(len(ref), 2, 3), [len(ref), 1, *size], align_corners=False)
-    return functional.grid_sample(half[:, None], grid, padding_mode="border", align_corners=False)[:, 0]
+    down = _sampling(size[0], ref.shape[-2], placement.scale_y, placement.shift_y)
+    across = _sampling(size[1], ref.shape[-1], placement.flip * placement.scale_x, placement.shift_x)
+    return down @ ref @ across.T
+
+
+@lru_cache(maxsize=4096)
+def _sampling(n_shown: int, n: int, scale: float, shift: float) -> torch.Tensor:
+    """The matrix [shown, all] that samples lines of a picture, between two lines by interpolation."""
+    middles = (2 * torch.arange(n_shown, dtype=torch.float64) + 1) / n_shown - 1  # from -1 to 1
+    places = (((scale * middles + shift + 1) * n - 1) / 2).clamp(0, n - 1)
+    left = places.floor().clamp(max=n - 2).long()
+    share = places - left
+    matrix = torch.zeros(n_shown, n, dtype=torch.float64)
+    lines = torch.arange(n_shown)
+    matrix[lines, left] = 1 - share
+    matrix[lines, left + 1] += share
+    return matrix.float()
 
 
 def _unit(pictures: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:

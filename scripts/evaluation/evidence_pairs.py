@@ -25,6 +25,7 @@ from reference_db.registration import register, safe_id
 from reference_db.store.catalog import Catalog, ReferenceId
 
 WITHIN_S = 0.5  # of the true partner
+FRAME_S = 0.1  # a picture's time is that of the middle of its second; the first picture from then on is shown
 LINE_S = 1.0  # an alert whose own line is farther from the truth names another time of the film
 
 
@@ -133,14 +134,14 @@ def _judge(content: dict[str, Any], folder: Path, truth: Sequence[TrueCopy], cat
 
 def _copy_at(truth: Sequence[TrueCopy], channel: str, reference: str, channel_s: float) -> TrueCopy | None:
     for copy in truth:
-        is_aired = copy.channel == channel and copy.channel_start <= channel_s < copy.channel_end
+        is_aired = copy.channel == channel and copy.channel_start - FRAME_S <= channel_s < copy.channel_end
         if is_aired and safe_id(copy.reference) == reference:
             return copy
     return None
 
 
 def _looks_like(catalog: Catalog, reference: str, ref_s: float, shown: Path) -> bool:
-    """Whether a viewer cannot tell the shown picture from the reference's own at this time."""
-    stored = catalog.thumbnails(ReferenceId(reference), ref_s - 0.25, ref_s + 0.25)
+    """Whether a viewer cannot tell the shown picture from one that would be right."""
+    stored = catalog.thumbnails(ReferenceId(reference), ref_s - WITHIN_S, ref_s + WITHIN_S)
     grey = grey_picture(shown.read_bytes())
     return any(mean_difference(grey, grey_picture(jpeg)) < SAME_LEVELS for _, jpeg in stored)

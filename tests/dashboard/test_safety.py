@@ -102,6 +102,22 @@ def test_pictures_are_shown_whole_and_never_cropped(hostile: MonitorServer, visi
     assert n_pictures > 10
 
 
+def test_the_captions_of_a_pair_state_the_times_of_both_sides(hostile: MonitorServer, visit: Visit) -> None:
+    client = hostile.client()
+    alert = client.get("/alerts")["items"][0]
+    pairs = client.get(f"/alerts/{alert['id']}/evidence")["frames"]
+    assert pairs
+    page = visit(hostile.link, f"alerts/{alert['id']}")
+    captions = page.locator(".frames figcaption")
+    expect(captions).to_have_count(2 * len(pairs))
+    assert captions.all_inner_texts() == [
+        f"{side} {int(pair[name] // 60)}:{pair[name] % 60:04.1f}"
+        for pair in pairs
+        for side, name in (("On air", "stream_s"), ("Reference", "ref_s"))
+    ]  # a file has no wall clock
+    assert {pair["aired_at"] for pair in pairs} == {None}
+
+
 def test_a_webhook_is_added_tested_and_its_failure_explained(hostile: MonitorServer, visit: Visit) -> None:
     page = visit(hostile.link, "system")
     expect(page.get_by_role("heading", name="Ready")).to_be_visible()

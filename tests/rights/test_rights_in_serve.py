@@ -67,8 +67,11 @@ def test_commands_beside_a_running_monitor_take_effect(tmp_path: Path) -> None:
             assert serve.value("copywatch_reviews_total", decision="false") == 2
             counted = {"channel": "past", "event": "ended", "licensed": "yes"}
             assert serve.value("copywatch_alerts_total", **counted) == 2
-            assert serve.value("copywatch_evidence_bytes") == sum(
-                one.size_bytes for one in EvidenceStore(data).entries()
+            store = EvidenceStore(data)  # written by a thread of low priority, after the events
+            wait_until(lambda: store.has(on_air) and store.has(ended), lambda: serve.log)
+            wait_until(
+                lambda: serve.value("copywatch_evidence_bytes") == sum(one.size_bytes for one in store.entries()),
+                lambda: serve.log,
             )
     shown = json.loads(copywatch(data, "alerts", "show", on_air, "--json"))
     assert [review["by"] for review in shown["reviews"]] == ["Ann"]
