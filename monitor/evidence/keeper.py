@@ -24,7 +24,14 @@ from numpy.typing import NDArray
 
 from monitor.alerting.alerts import ENDED, RETRACTED, UPDATED, Alert
 from monitor.config.settings import Settings
-from monitor.evidence.pairs import PLACES, ClaimedLine, ReferenceMoments, choose_pairs
+from monitor.evidence.pairs import (
+    PLACES,
+    ClaimedLine,
+    Pair,
+    ReferenceMoments,
+    choose_pairs,
+    with_stored_pairs,
+)
 from monitor.evidence.pictures import AirPicture, AlertPictures, LazyJpeg, RecentPictures
 from monitor.evidence.store import EvidenceStore, StoredEvidence, evidence_to_evict
 from monitor.evidence.tiles import MARGIN_S, TILE_S, EvidenceTile, cut_tile, draw_tile
@@ -65,11 +72,19 @@ class AlertMaterial:
         return self.alert.type in (ENDED, RETRACTED)
 
 
+class _AlertPictures(AlertPictures):
+    """Pictures of one alert, and the pairs that the previous run stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: list[Pair] = []
+
+
 @dataclass(slots=True, eq=False)
 class _Channel:
     epoch: str = ""
     recent: RecentPictures = field(default_factory=RecentPictures)
-    open_alerts: dict[str, AlertPictures] = field(default_factory=dict)
+    open_alerts: dict[str, _AlertPictures] = field(default_factory=dict)
     picture_at: float = field(default_factory=time.monotonic)  # when the newest picture arrived
 
 
@@ -255,16 +270,14 @@ class EvidenceKeeper:
         self._stored[alert.id] = StoredEvidence(alert.id, time.time(), size_bytes)
         self._enforce_limits()
 
-    def _alert_pictures(self, material: AlertMaterial, channel: _Channel, stored: Mapping[str, Any]) -> AlertPictures:
+    def _alert_pictures(self, material: AlertMaterial, channel: _Channel, stored: Mapping[str, Any]) -> _AlertPictures:
         """The pictures collected so far: of a new alert the recent ones, and those that the previous run stored."""
         alert = material.alert
         pictures = channel.open_alerts.pop(alert.id, None)
         if pictures is None:
-            pictures = AlertPictures()
+            pictures = _AlertPictures()
             for frame in stored.get("frames", ()):
-                if frame["air"] and (content := self.store.file(alert.id, frame["air"])) is not None:
-                    air = _stored_picture(frame["stream_s"], content)
-                    pictures.stored[air.second] = air
+                pictures.stored += self._stored_pairs(alert.id, frame)
             for second, air in channel.recent.pictures.items():
                 if second >= alert.channel_start:
                     pictures.push(air)
@@ -272,13 +285,25 @@ class EvidenceKeeper:
             channel.open_alerts[alert.id] = pictures
         return pictures
 
+    def _stored_pairs(self, alert_id: str, frame: Mapping[str, Any]) -> list[Pair]:
+        """The pair that the previous run stored, if its picture of the channel is there."""
+        content = self.store.file(alert_id, frame["air"]) if frame["air"] else None
+        if content is None:
+            return []
+        # earlier versions stored whole seconds
+        times = [time_s + 0.5 if isinstance(time_s, int) else time_s for time_s in (frame["stream_s"], frame["ref_s"])]
+        second = int(times[0])
+        air = AirPicture(second, LazyJpeg(content), None, second + 0.5 - times[0])
+        reference = self.store.file(alert_id, frame["reference"]) if frame["reference"] else None
+        return [Pair(frame["at"], air, times[1], reference, is_certain=True)]
+
     def _frame_pairs(
-        self, material: AlertMaterial, pictures: AlertPictures, recent: RecentPictures
+        self, material: AlertMaterial, pictures: _AlertPictures, recent: RecentPictures
     ) -> list[_FramePair]:
         """The paired frames, up to three."""
         alert = material.alert
         line = ClaimedLine(alert.channel_start, alert.channel_end, alert.reference_start, alert.reference_end)
-        airs = list((pictures.stored | pictures.pictures | recent.pictures).values())
+        airs = list((pictures.pictures | recent.pictures).values())
         with Catalog.open(self._settings.data_dir) as catalog:
             problem = _missing_pictures(catalog, alert.reference)
             moments = ReferenceMoments(
@@ -286,7 +311,7 @@ class EvidenceKeeper:
                 material.informative,
                 lambda start_s, end_s: [] if problem else catalog.thumbnails(alert.reference, start_s, end_s),
             )
-            pairs = choose_pairs(line, airs, moments)
+            pairs = with_stored_pairs(line, choose_pairs(line, airs, moments), pictures.stored)
             if not pairs:
                 return _pairs_without_air(alert, line, moments, problem)
         return [
@@ -407,12 +432,6 @@ def _tile_starts(alert: Alert) -> dict[str, int]:
     if end_s > start_s + TILE_S and alert.type in (ENDED, RETRACTED):
         starts["tile-end"] = end_s - TILE_S
     return starts
-
-
-def _stored_picture(stream_s: float, content: bytes) -> AirPicture:
-    """A picture of the channel that the previous run stored; earlier versions stored whole seconds."""
-    time_s = stream_s + 0.5 if isinstance(stream_s, int) else stream_s
-    return AirPicture(int(time_s), LazyJpeg(content), None, int(time_s) + 0.5 - time_s)
 
 
 def _wall_time(alert: Alert, stream_s: float) -> str | None:

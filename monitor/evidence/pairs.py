@@ -12,7 +12,7 @@ clearly worse, or if they look the same to a viewer; in doubt, a copy has fewer 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,6 +111,16 @@ def choose_pairs(line: ClaimedLine, airs: Sequence[AirPicture], reference: Refer
     if certain or not chosen:
         return certain
     return [max(chosen, key=lambda one: one[0])[1]]
+
+
+def with_stored_pairs(line: ClaimedLine, pairs: Sequence[Pair], stored: Sequence[Pair]) -> list[Pair]:
+    """The pairs, and those that the previous run stored of thirds that have none, if they are near the line."""
+    chosen = {pair.place: pair for pair in pairs}
+    for pair in stored:
+        place = PLACES[line.place(pair.air.time_s)]
+        if abs(pair.ref_s - line.at(pair.air.time_s)) <= BESIDE_S + JUMP_S and place not in chosen:
+            chosen[place] = replace(pair, place=place)
+    return [chosen[place] for place in PLACES if place in chosen]
 
 
 def _usable(line: ClaimedLine, airs: Sequence[AirPicture]) -> list[AirPicture]:

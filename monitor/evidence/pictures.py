@@ -85,11 +85,10 @@ class RecentPictures:
 
 
 class AlertPictures:
-    """Some pictures of one alert, spread over its duration, and those that the previous run stored."""
+    """Some pictures of one alert, spread over its duration."""
 
     def __init__(self) -> None:
         self.pictures: dict[int, AirPicture] = {}
-        self.stored: dict[int, AirPicture] = {}
         self._stride = 1
 
     def push(self, air: AirPicture) -> None:

@@ -97,7 +97,6 @@ def figures(pairs: Sequence[JudgedPair]) -> dict[str, Any]:
     stated = [pair for pair in pairs if not pair.is_ambiguous]
     return {
         "pairs": len(pairs),
-        "alerts": len({(pair.channel, pair.reference, round(pair.line_s - pair.stream_s, 1)) for pair in pairs}),
         "right": _share(pairs, [pair.is_right for pair in pairs]),
         "right_by_eye": _share(pairs, [pair.is_right or pair.looks_right for pair in pairs]),
         "right_unless_ambiguous": _share(stated, [pair.is_right for pair in stated]),

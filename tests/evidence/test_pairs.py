@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from monitor.evidence.pairs import ClaimedLine, ReferenceMoments, choose_pairs
+from monitor.evidence.pairs import ClaimedLine, Pair, ReferenceMoments, choose_pairs, with_stored_pairs
 from monitor.evidence.pictures import QUALITY, AirPicture, LazyJpeg
 from reference_db.media.jpeg import encode_jpeg
 from tests.support.media import picture
@@ -137,3 +137,12 @@ def test_a_held_key_picture_counts_at_its_own_time() -> None:
 def test_without_pictures_of_the_channel_there_is_no_pair() -> None:
     assert choose_pairs(ClaimedLine(100, 124, 10, 34), [], film()) == []
     assert choose_pairs(ClaimedLine(100, 124, 10, 34), aired(straight(10.0), 5, first=300), film()) == []
+
+
+def test_pairs_of_the_previous_run_fill_thirds_without_one_if_they_are_on_the_line() -> None:
+    def pair(second: int, ref_s: float) -> Pair:
+        return Pair("end", AirPicture(second, LazyJpeg(b"")), ref_s, None, is_certain=True)
+
+    line, new = ClaimedLine(100, 130, 10, 40), Pair("end", AirPicture(128, LazyJpeg(b"")), 38.5, None, is_certain=True)
+    pairs = with_stored_pairs(line, [new], [pair(102, 12.5), pair(115, 35.0), pair(127, 37.5)])
+    assert [(one.place, one.air.second) for one in pairs] == [("start", 102), ("end", 128)]
