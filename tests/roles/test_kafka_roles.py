@@ -36,7 +36,8 @@ async def running(role: Callable[..., Coroutine[Any, Any, None]], *args: Any, **
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(role(*args, stop=stop, on_ready=ready.set_result, **more))
         try:
-            yield Scrape(await ready)
+            address: str = await ready
+            yield Scrape(address.partition("/#secret=")[0])  # `serve` without tokens reports a link that signs in
         finally:
             stop.set()
 

@@ -6,8 +6,8 @@ pyproject.toml says the same to pytest; tests/conftest.py adds this folder to PY
 import warnings
 
 OURS = (
-    r"(monitor|reference_db|tests|training|evaluation|benches|evaluate|train_encoder|train_vsal|bench|broker|chaos"
-    r"|__main__)(\.|$)"
+    r"(monitor|reference_db|tests|training|evaluation|benches|evaluate|train_encoder|train_vsal|fit_confidence|bench"
+    r"|broker|chaos|lock|check_advisories|__main__)(\.|$)"
 )
 CATEGORIES = (DeprecationWarning, PendingDeprecationWarning, FutureWarning)
 
