@@ -9,7 +9,6 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 # For each second of the library, besides the fixed part: its code in the index twice, while shards are merged, and its
 # share of the rows on which the code book is trained.
@@ -21,20 +20,11 @@ def registration_bytes(fixed_bytes: int, n_library_seconds: int) -> int:
     return fixed_bytes + INDEX_BYTES_PER_S * n_library_seconds
 
 
-def allocated_bytes() -> int:
-    """What RLIMIT_DATA counts of this process now."""
-    pages = int(Path("/proc/self/statm").read_text().split()[5])
-    return pages * resource.getpagesize()
-
-
 @contextmanager
 def capped_memory(n_bytes: int) -> Iterator[None]:
-    """While open, allocating more than this beyond what the process has now fails with MemoryError.
-
-    A lower limit of the system stays in force.
-    """
+    """While open, allocations beyond this limit fail with MemoryError; a lower limit of the system stays in force."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [allocated_bytes() + n_bytes, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    limits = [n_bytes, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     try:
         yield
