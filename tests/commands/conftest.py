@@ -33,6 +33,8 @@ def run(encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: p
         monkeypatch.delenv(name)
     monkeypatch.setenv("COPYWATCH_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("COPYWATCH_ENCODER", str(encoder))
+    # The limit counts the whole process, and this one holds what the tests before it have loaded.
+    monkeypatch.setenv("COPYWATCH_REGISTRATION__MEMORY_BYTES", str(64 << 30))
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: object) -> Result:

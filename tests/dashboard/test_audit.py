@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from monitor.audit.chain import record_of, verify_chain
 from monitor.audit.log import Actor, AuditLog, Change
@@ -38,10 +38,10 @@ def test_an_admin_reads_filters_and_exports_the_log(visit: Visit, tmp_path: Path
         assert "<b>ada</b>" in rows.nth(3).inner_text()
         assert rows.count() == 25
         panel.get_by_role("button", name="Older entries").click()
-        page.wait_for_function("document.querySelectorAll('section.panel tbody tr').length === 33")
+        expect(rows).to_have_count(33)
         panel.get_by_label("Who").fill("bob")
         panel.get_by_role("button", name="Show").click()
-        page.wait_for_function("document.querySelectorAll('section.panel tbody tr').length === 1")
+        expect(rows).to_have_count(1)
         assert "failed" in rows.nth(0).inner_text()
         with page.expect_download() as download:
             panel.get_by_role("link", name="Export").click()
