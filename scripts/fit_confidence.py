@@ -36,7 +36,7 @@ from reference_db.features.encoder import load_encoder
 from reference_db.search.index import ReferenceIndex
 
 SCORES = (0.03, 0.08, 0.12, 0.25)  # from which alert books alert, so that starts of any score occur
-RIDGE = 0.05  # pulls weights towards 0 by so much: some hundred samples do not tell two quantities apart well
+RIDGE = 0.05  # pulls weights towards 0 by so much: some hundred samples do not separate two quantities well
 HALVES_WEIGHT = 0.2  # of a sample of halves
 STEPS = 50  # of Newton's method; it converges in about ten
 

@@ -123,7 +123,7 @@ class AuditLog:
             return _insert_pending(db, change)
 
     def finish(self, pending: int, change: Change) -> None:
-        """Appends a change that was begun, with its result. If this fails, the next write tries again."""
+        """Appends a change that was started, with its result. If this fails, the next write tries again."""
         self._unfinished[pending] = change
         with self._writing():
             pass

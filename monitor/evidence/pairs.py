@@ -30,9 +30,9 @@ SPEEDS = (0.5, 0.57, 0.67, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0, 1.05, 1.1, 1.18, 1.2
 NEAR_SPEED, ANY_SPEED = 0.12, 0.3  # around the claimed speed: in steps of 0.01, and those of SPEEDS
 MAX_AIRS = 64  # pictures of the channel that are compared; more add nothing
 N_HINTS = 6  # of them from which the placement of the film in the picture is read
-HINT_S = 1.0  # within which features alone tell the partner
+HINT_S = 1.0  # within which features alone identify the partner
 # Log-likelihoods: the number of independent values in which two correlated pictures or rows differ, and the highest
-# correlation that is told from a perfect one.
+# correlation that differs measurably from a perfect one.
 PIXELS, MAX_PIXELS_ALIKE = 60.0, 0.997
 FEATURES, MAX_FEATURES_ALIKE = 30.0, 0.95
 # Of log-likelihood, over the whole copy: what another speed than normal and what a jump must win by.

@@ -1,4 +1,4 @@
-"""Repeats: tells new pictures of a live stream from those that were received before.
+"""Repeats: separates new pictures of a live stream from those that were received before.
 
 An origin whose encoder has stopped goes on serving its last segments: every connection reads them again, and a looped
 playlist sends the same ones for ever. Such pictures are not new. Input: the key picture that each frame was decoded

@@ -23,7 +23,7 @@ REACH_S = 512  # how far around the segment's place others are looked for
 MIN_S = 4  # a shorter segment is not examined
 MIN_SHIFT_S = 3  # another place is at least this far away, and a third of the segment's length
 INSIDE = 0.8  # of a line that must lie in informative seconds of the reference
-UNDECIDED = 0.05  # of similarity plus its change: places closer than this are not told apart (copies of films that
+UNDECIDED = 0.05  # of similarity plus its change: places closer than this cannot be distinguished (copies of films that
 # do not repeat themselves win by 0.07 or more, loops by 0.03 or less)
 REPEATS, ALIKE = 0.6, 0.6  # correlation of changes and similarity of two places of a reference that repeat each other
 AS_GOOD, AS_REPEATING = 0.1, 0.4  # what a place of an ambiguous segment needs to be listed

@@ -20,7 +20,7 @@ from typing import Protocol, Self
 
 SHIPPED_WEIGHTS = Path(__file__).parent / "weights" / "confidence.json"
 DECIMALS = 3  # finer than any calibration, coarser than the last bits of a float
-MAX_CONFIDENCE = 0.99  # no test here could tell a higher one from it
+MAX_CONFIDENCE = 0.99  # no test here has enough alerts to confirm a higher one
 MIN_SCORE = 1e-3  # a lower score counts as this one
 ENOUGH = 0.12  # score below which a segment is too short or too weak to judge: its confidence falls with its score
 

@@ -15,7 +15,9 @@ from datetime import datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from monitor.alerting.alerts import Alert, AlertBook, BookState, Gap
+from monitor.alerting.alert_book import AlertBook
+from monitor.alerting.alerts import Alert, Gap
+from monitor.alerting.claims import BookState
 from monitor.config.settings import Settings
 from monitor.errors import SnapshotRefused
 from monitor.evidence.keeper import AlertMaterial, EvidenceKeeper

@@ -20,7 +20,8 @@ from evaluation.alert_statements import copy_of
 from evaluation.full_matrix import FullMaps, FullMatrix, compare, read_maps, stitch, walk, walk_by_diagonal
 from evaluation.recordings import Recording, apply_sequence_encoder
 from evaluation.scoring import FoundCopy
-from monitor.alerting.alerts import ENDED, Alert, AlertBook
+from monitor.alerting.alert_book import AlertBook
+from monitor.alerting.alerts import ENDED, Alert
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.confidence import confidence
 from monitor.matching.hough import hough_segments

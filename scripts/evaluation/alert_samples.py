@@ -15,7 +15,8 @@ import numpy as np
 from evaluation.alert_statements import copy_of
 from evaluation.recordings import Recording
 from evaluation.scoring import FoundCopy, TrueCopy, overlap
-from monitor.alerting.alerts import ENDED, STARTED, Alert, AlertBook
+from monitor.alerting.alert_book import AlertBook
+from monitor.alerting.alerts import ENDED, STARTED, Alert
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.confidence import confidence
 from monitor.matching.matcher import Matcher, MatchParameters

@@ -3,7 +3,7 @@
 The references of a broadcast are registered and its channels checked as `copywatch check --evidence` does it, so the
 pairs are those that users see. The true partner of a picture follows from the edit: a held picture or a cut moves the
 second half of a copy. A pair counts as right within half a second. Where a film stands still, pictures seconds apart
-look alike; a pair whose reference picture cannot be told from the partner's by eye is counted separately.
+look alike; a pair whose reference picture cannot be distinguished from the partner's by eye is counted separately.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _copy_at(truth: Sequence[TrueCopy], channel: str, reference: str, channel_s:
 
 
 def _looks_like(catalog: Catalog, reference: str, ref_s: float, shown: Path) -> bool:
-    """Whether a viewer cannot tell the shown picture from one that would be right."""
+    """Whether a viewer sees no difference between the shown picture and one that would be right."""
     stored = catalog.thumbnails(ReferenceId(reference), ref_s - WITHIN_S, ref_s + WITHIN_S)
     grey = grey_picture(shown.read_bytes())
     return any(mean_difference(grey, grey_picture(jpeg)) < SAME_LEVELS for _, jpeg in stored)

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from monitor.alerting.alerts import ENDED, EXCLUDED, RETRACTED, REVIEWED_FALSE, STARTED, UPDATED, Alert
+from monitor.alerting.alert_book import EXCLUDED
+from monitor.alerting.alerts import ENDED, RETRACTED, REVIEWED_FALSE, STARTED, UPDATED, Alert
 from monitor.config.settings import Settings
 from monitor.ops.metrics import Metrics
 from monitor.rights.rules import Licence, Rules

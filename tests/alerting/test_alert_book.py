@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from monitor.alerting.alerts import Alert, AlertBook, Gap, alert_id_of
+from monitor.alerting.alert_book import AlertBook, alert_id_of
+from monitor.alerting.alerts import Alert, Gap
 from monitor.ingest.clock import ChannelEpoch
 from monitor.matching.excluding import Spans
 from monitor.matching.paths import AlignmentPath
