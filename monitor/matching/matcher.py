@@ -78,7 +78,7 @@ class MatcherState:
     readings: list[ReadingState]
     done: dict[ReferenceId, list[tuple[int, range]]]
     segments: list[SegmentState]
-    features: dict[ReferenceId, str]  # SHA-256 of the features of each reference in use
+    features: dict[ReferenceId, str]  # identity of the features of each reference in use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ class _InUse:
 
     rows: CachedRows
     informative: NDArray[np.bool_]
-    features_sha256: str
+    features_id: str
 
 
 @dataclass(slots=True, eq=False)
@@ -288,7 +288,7 @@ class Matcher:
             [reading.state() for reading in self._readings],
             self._done,
             self._stitcher.state(),
-            {reference: used.features_sha256 for reference, used in self._in_use.items()},
+            {reference: used.features_id for reference, used in self._in_use.items()},
         )
 
     def restore(self, state: MatcherState, index: ReferenceIndex) -> set[ReferenceId]:
@@ -311,7 +311,7 @@ class Matcher:
 
     def drop_gone(self, index: ReferenceIndex) -> set[ReferenceId]:
         """Drops the paths of references in use that this index lacks or has with other features, and returns those."""
-        gone = _gone({reference: used.features_sha256 for reference, used in self._in_use.items()}, index)
+        gone = _gone({reference: used.features_id for reference, used in self._in_use.items()}, index)
         if gone:
             self._readings = [reading for reading in self._readings if reading.band.reference not in gone]
             self._stitcher.drop(gone)
@@ -391,14 +391,19 @@ class Matcher:
 
 
 def _gone(features: Mapping[ReferenceId, str], index: ReferenceIndex) -> set[ReferenceId]:
-    """Those of these references that the index does not have with features of this hash."""
+    """Those of these references that the index does not have with features of this identity."""
     places = {reference: index.place(reference) for reference in features}
     return {
         reference
         for reference, place in places.items()
-        if place is None or index.references[place].features_sha256 != features[reference]
+        if place is None or features[reference] not in _identities(index, place)
     }
 
 
+def _identities(index: ReferenceIndex, place: int) -> tuple[str, str]:
+    """The names of a reference's features: their identity, and the hash of their file, which old snapshots have."""
+    return index.features_id(place), index.references[place].features_sha256
+
+
 def _in_use(index: ReferenceIndex, place: int) -> _InUse:
-    return _InUse(CachedRows(index.rows(place)), index.informative(place), index.references[place].features_sha256)
+    return _InUse(CachedRows(index.rows(place)), index.informative(place), index.features_id(place))

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_db.errors import NotAReference
-from reference_db.store.feature_files import ROW_BYTES, read_layout
+from reference_db.store.feature_files import ROW_BYTES, StoredFeatures, features_id, read_layout
 from reference_db.store.references import FEATURE_SIZE, Features, Reference, ReferenceId, blocks
 
 MAX_FILES = 1 << 16  # limit of open files that we request; the default is usually 1,024
@@ -80,6 +80,8 @@ class RowSource(Protocol):
 
     def informative(self, reference: Reference) -> NDArray[np.bool_]: ...
 
+    def features_id(self, reference: Reference) -> str: ...
+
     def similarity(
         self, row: NDArray[np.float32], keys: Sequence[Key], seconds: Sequence[int]
     ) -> NDArray[np.float32]: ...
@@ -99,6 +101,10 @@ class MemoryRows:
 
     def informative(self, reference: Reference) -> NDArray[np.bool_]:
         return self._features[reference.id].informative
+
+    def features_id(self, reference: Reference) -> str:
+        """The identity of the reference's features, computed from them."""
+        return features_id(reference.encoder_id, self._features[reference.id])
 
     def similarity(self, row: NDArray[np.float32], keys: Sequence[Key], seconds: Sequence[int]) -> NDArray[np.float32]:
         """The dot product of this row with the row of each of these seconds."""
@@ -173,6 +179,10 @@ class FeatureFolder:
     def informative(self, reference: Reference) -> NDArray[np.bool_]:
         return self.rows(reference).informative
 
+    def features_id(self, reference: Reference) -> str:
+        """The identity of the reference's features, computed from its file."""
+        return features_id(reference.encoder_id, StoredFeatures(self._path((reference.id, reference.features_sha256))))
+
     def similarity(self, row: NDArray[np.float32], keys: Sequence[Key], seconds: Sequence[int]) -> NDArray[np.float32]:
         """The dot product of this row with the row of each of these seconds; 0 if a reference was just removed."""
         n_rows = len(keys)
@@ -204,12 +214,15 @@ class FeatureFolder:
             self._open.popitem(last=False)
         while True:
             try:
-                rows = self._open[key] = FileRows(f"{self._folder}/{key[0]}.{key[1][:16]}.safetensors")
+                rows = self._open[key] = FileRows(str(self._path(key)))
                 return rows
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
                     raise
                 self._open.popitem(last=False)
+
+    def _path(self, key: Key) -> Path:
+        return self._folder / f"{key[0]}.{key[1][:16]}.safetensors"
 
 
 def raise_file_limit() -> int:

@@ -87,6 +87,7 @@ class ReferenceIndex:
         self._source = source
         self._places = {reference.id: i for i, reference in enumerate(self.references)}
         self._keys = [key_of(reference) for reference in self.references]
+        self._features_ids: dict[Key, str] = {}
         self._places_by_shard = [self._places_of(shard) for shard in self.shards]
         self._exact = all(isinstance(shard, FlatShard) for shard in self.shards)
         self._n_rows = sum(reference.n_seconds - reference.n_uninformative for reference in self.references)
@@ -131,6 +132,16 @@ class ReferenceIndex:
     def informative(self, i: int) -> NDArray[np.bool_]:
         """Which seconds of reference i are searchable."""
         return self._source.informative(self.references[i])
+
+    def features_id(self, i: int) -> str:
+        """The identity of the features of reference i; `place` must have returned i."""
+        reference = self.references[i]
+        if reference.features_id:
+            return reference.features_id
+        key = self._keys[i]  # of an earlier version: computed once, when the reference is first in use
+        if key not in self._features_ids:
+            self._features_ids[key] = self._source.features_id(reference)
+        return self._features_ids[key]
 
     def is_present(self, n: int) -> NDArray[np.bool_]:
         """Which references of shard n belong to this generation."""

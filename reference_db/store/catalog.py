@@ -45,7 +45,7 @@ from reference_db.store.disk import (
     write_file,
     write_pieces,
 )
-from reference_db.store.feature_files import StoredFeatures, file_chunks, file_header
+from reference_db.store.feature_files import StoredFeatures, features_id, file_chunks, file_header
 from reference_db.store.references import (
     FEATURE_SIZE,
     MAX_SECONDS,
@@ -58,6 +58,7 @@ from reference_db.store.references import (
 )
 from reference_db.store.sqlite import connect, transaction
 from reference_db.store.tables import (
+    SCHEMA_VERSION,
     CatalogChecksum,
     RecoveredCatalog,
     Row,
@@ -340,7 +341,11 @@ class Catalog:
         pictures_sha256 = _sha256(thumbnail_chunks(thumbnails)) if thumbnails else ""
         reference = replace(reference, features_sha256="", thumbnails_sha256=pictures_sha256)
         header = file_header(reference, features)
-        reference = replace(reference, features_sha256=_sha256(file_chunks(header, features)))
+        reference = replace(
+            reference,
+            features_sha256=_sha256(file_chunks(header, features)),
+            features_id=features_id(reference.encoder_id, features),
+        )
         with storage_errors(self.data_dir):
             self._check_writable()
             if thumbnails:
@@ -474,6 +479,8 @@ class Catalog:
         self._connection = connect(path, "write")
         if not has_tables(self._connection):
             raise apsw.CorruptError("it is empty")
+        if self._connection.pragma("user_version") != SCHEMA_VERSION:
+            self._connection.pragma("user_version", SCHEMA_VERSION)  # earlier versions cannot read the rows of this one
         return self._checkpoint()
 
     def _remove_orphaned_files(self) -> None:

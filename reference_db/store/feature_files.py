@@ -35,6 +35,7 @@ from reference_db.store.references import (
 )
 
 FORMAT = "copywatch-reference-1"
+IDENTITY = b"copywatch-features-1"  # begins what `features_id` hashes
 MAX_HEADER_BYTES = 1 << 20
 ROW_BYTES = 2 * FEATURE_SIZE
 PIECE_BYTES = 1 << 20  # read at once
@@ -146,6 +147,18 @@ def file_chunks(header: bytes, features: Features) -> Iterator[bytes]:
     yield features.informative.tobytes()
 
 
+def features_id(encoder_id: str, features: Features) -> str:
+    """The identity of features: a hash of encoder, rows and information flags; not of ids, texts or times.
+
+    Two machines that register the same video agree on it, whatever else their files and rows say.
+    """
+    digest = hashlib.sha256(b"\0".join((IDENTITY, encoder_id.encode(), str(len(features.rows)).encode(), b"")))
+    for _, rows in blocks(features.rows):
+        digest.update(rows.tobytes())
+    digest.update(features.informative.tobytes())
+    return digest.hexdigest()
+
+
 def pack(reference: Reference, features: Features) -> bytes:
     """The content of the reference's feature file as a whole."""
     return b"".join(file_chunks(file_header(reference, features), features))
@@ -171,7 +184,7 @@ def read_untrusted(path: Path) -> tuple[Reference, StoredFeatures]:
     digest.update(features.informative.data)
     if stamp["sha256"] != digest.hexdigest():
         raise NotAReference("is damaged: its content does not match its SHA-256")
-    return reference, features
+    return replace(reference, features_id=features_id(reference.encoder_id, features)), features
 
 
 def _reference_of(features: StoredFeatures) -> Reference:
@@ -206,7 +219,8 @@ def _check_record(record: str) -> Reference:
     """The reference of an untrusted record."""
     try:
         values: Any = json.loads(record)
-        kinds = {name: kind for name, kind in Reference.__annotations__.items() if name != "features_sha256"}
+        derived = {"features_sha256", "features_id"}
+        kinds = {name: kind for name, kind in Reference.__annotations__.items() if name not in derived}
         if values.keys() != kinds.keys():
             raise ValueError("unexpected keys")
         for name, kind in kinds.items():

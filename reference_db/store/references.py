@@ -44,6 +44,9 @@ class Reference:
     added_at: datetime  # aware UTC
     thumbnails_sha256: str = ""  # of its thumbnail file, empty if it has none; set by Catalog.add
     imported: bool = False  # its features came from an export, so its video was not decoded here
+    # Identity of its features: a hash of rows, information flags and encoder, equal on every machine that registers
+    # the video; set by Catalog.add, empty in rows of earlier versions (see `ReferenceIndex.features_id`).
+    features_id: str = ""
 
 
 class RowBlocks(Protocol):
@@ -111,10 +114,12 @@ def printable(text: str) -> str:
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)[:MAX_TEXT_LENGTH]
 
 
-def record_of(reference: Reference) -> str:
-    """All data of the reference but the hash of its file, as deterministic JSON."""
+def record_of(reference: Reference, *, with_features_id: bool = False) -> str:
+    """All data of the reference but the hashes that follow from its features, as deterministic JSON."""
     values = asdict(reference)
     del values["features_sha256"]
+    if not (with_features_id and reference.features_id):
+        del values["features_id"]
     values["added_at"] = reference.added_at.astimezone(UTC).isoformat()
     return json.dumps(values, sort_keys=True)
 

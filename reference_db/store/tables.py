@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,8 @@ from reference_db.errors import DamagedReference, StorageError
 from reference_db.store.references import Reference, record_of, reference_from_record
 from reference_db.store.sqlite import connect, transaction
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3  # 2 has the same tables; its rows have no `features_id`
+READABLE_VERSIONS = (2, SCHEMA_VERSION)
 # Compared with the file's own schema, so a change here is a new version. `tally` is the checksum.
 SCHEMA = (
     """CREATE TABLE reference (
@@ -110,7 +111,8 @@ class CatalogChecksum:
 
 def row_of(reference: Reference) -> Row:
     """The reference's row in the catalogue."""
-    return with_hash((reference.id, reference.content_sha256, reference.features_sha256, record_of(reference)))
+    record = record_of(reference, with_features_id=True)
+    return with_hash((reference.id, reference.content_sha256, reference.features_sha256, record))
 
 
 def reference_of(row: Row) -> Reference:
@@ -174,7 +176,8 @@ class RecoveredCatalog:
         """Whether exactly these references' rows are missing, proven by the checksum."""
         if len(references) != self.n_missing:
             return False
-        return self.missing_total == CatalogChecksum.of(0, map(row_of, references)).total
+        earlier = [replace(reference, features_id="") for reference in references]  # as version 2 wrote them
+        return self.missing_total in (CatalogChecksum.of(0, map(row_of, rows)).total for rows in (references, earlier))
 
 
 def recover_catalog(data_dir: Path) -> RecoveredCatalog:
@@ -217,6 +220,6 @@ def has_tables(connection: apsw.Connection) -> bool:
         return False
     if version == 1:
         raise StorageError("An older Copywatch made this library (format 1); move it away and register again.")
-    if version != SCHEMA_VERSION or tables != set(SCHEMA):
+    if version not in READABLE_VERSIONS or tables != set(SCHEMA):
         raise apsw.CorruptError("its tables are not those of a catalogue")
     return True

@@ -155,6 +155,7 @@ def test_a_file_registered_with_another_encoder_is_replaced(tmp_path: Path, enco
             old,
             encoder_id=newer.encoder_id,
             features_sha256=done.reference.features_sha256,
+            features_id=done.reference.features_id,
             thumbnails_sha256=done.reference.thumbnails_sha256,
         )
         assert done.report is not None

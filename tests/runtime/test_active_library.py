@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from monitor.alerting.alerts import ENDED, STARTED
+from monitor.alerting.alerts import ENDED, STARTED, Alert
 from monitor.config.settings import Settings
 from monitor.ops.metrics import Metrics
 from monitor.runtime.active_library import ActiveLibrary
@@ -76,13 +76,47 @@ def test_an_alert_ends_with_the_reason_its_reference_is_no_longer_searched(
     monitor = new_monitor(active)
     alerts_of(monitor, STREAM, 0, 30)
     pairs = [
-        (replace(one, features_sha256="f" * 64) if one.id == "swift" else one, features_of(one.id))
+        (replace(one, features_id="f" * 64) if one.id == "swift" else one, features_of(one.id))
         for one in index_of(*names).references
     ]
     index = ReferenceIndex.from_features(pairs)
     active.replace(ReferenceIndex(index.references, 8, index.shards, MemoryRows(pairs), damaged))
     ended = alerts_of(monitor, STREAM, 30, 31)[0]
     assert (ended.type, ended.reference, ended.reason) == (ENDED, "swift", reason)
+
+
+def test_a_snapshot_continues_on_a_machine_that_registered_the_same_videos_itself() -> None:
+    """Their files and rows differ in times and titles, their features do not."""
+    here, there = ActiveLibrary(index_of(*FILMS)), ActiveLibrary(_registered_again(index_of(*FILMS)))
+    unbroken, first, second = new_monitor(here), new_monitor(here), new_monitor(there)
+    expected = alerts_of(unbroken, STREAM, 0) + unbroken.finish()
+    alerts = alerts_of(first, STREAM, 0, 30)
+    restored = second.restore(first.snapshot({}))
+    assert not restored.alerts
+    alerts += alerts_of(second, STREAM, 30) + second.finish()
+    assert [_without_title(alert) for alert in alerts] == [_without_title(alert) for alert in expected]
+
+
+def test_a_snapshot_of_an_earlier_version_names_features_by_their_file() -> None:
+    pairs = [(replace(one, features_id="a" * 64), features_of(one.id)) for one in index_of(*FILMS).references]
+    earlier = new_monitor(ActiveLibrary(ReferenceIndex.from_features(pairs)))
+    alerts_of(earlier, STREAM, 0, 30)
+    pairs = [(replace(one, features_sha256="a" * 64), features_of(one.id)) for one in index_of(*FILMS).references]
+    now = new_monitor(ActiveLibrary(ReferenceIndex.from_features(pairs)))
+    assert not now.restore(earlier.snapshot({})).alerts
+    assert now.open_alerts == earlier.open_alerts
+
+
+def _registered_again(index: ReferenceIndex) -> ReferenceIndex:
+    pairs = [
+        (replace(one, title=f"{one.title} again", features_sha256="f" * 64, imported=True), features_of(one.id))
+        for one in index.references
+    ]
+    return ReferenceIndex.from_features(pairs, generation=3)
+
+
+def _without_title(alert: Alert) -> dict[str, object]:
+    return alert.as_dict() | {"title": None}
 
 
 def test_a_reference_added_on_air_alerts_and_a_merge_changes_nothing() -> None:

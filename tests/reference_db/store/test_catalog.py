@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from reference_db.errors import (
     StorageError,
     UnknownReference,
 )
+from reference_db.search.index import ReferenceIndex
 from reference_db.store.catalog import Catalog, Contents, check_id
+from reference_db.store.tables import row_of
+from reference_db.store.verification import repair
 from tests.support.sample_references import FILM, NEWS, some_features, some_reference
 
 
@@ -32,7 +36,7 @@ def test_a_stored_reference_is_read_back_unchanged(tmp_path: Path) -> None:
     with Catalog.open(tmp_path) as catalog:
         assert catalog.references() == (stored,)
         assert catalog.get(FILM) == stored
-        assert replace(stored, features_sha256="", thumbnails_sha256="") == some_reference()
+        assert replace(stored, features_sha256="", thumbnails_sha256="", features_id="") == some_reference()
         assert catalog.by_content("c" * 64) == stored
         assert catalog.by_content("d" * 64) is None
         loaded = catalog.features(FILM)
@@ -357,6 +361,39 @@ def test_a_library_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         Catalog.open(tmp_path, write=True)
     with Catalog.open(tmp_path) as catalog, pytest.raises(CatalogError, match="newer Copywatch"):
         catalog.references()
+
+
+def test_two_machines_that_register_one_video_agree_on_its_features(tmp_path: Path) -> None:
+    later = some_reference().added_at + timedelta(days=1)
+    with (
+        Catalog.open(tmp_path / "one", write=True) as one,
+        Catalog.open(tmp_path / "other", write=True) as other,
+    ):
+        here = one.add(some_reference(), some_features(10))
+        there = other.add(replace(some_reference(), added_at=later, imported=True), some_features(10))
+        changed = other.add(some_reference(NEWS), some_features(10, seed=1))
+    assert here.features_id == there.features_id
+    assert here.features_sha256 != there.features_sha256
+    assert changed.features_id != here.features_id
+
+
+def test_a_library_of_the_second_format_is_read_and_written(tmp_path: Path) -> None:
+    with Catalog.open(tmp_path, write=True) as catalog:
+        stored = catalog.add(some_reference(), some_features(10))
+        old = replace(stored, features_id="")
+        catalog._change_rows(remove=[row_of(stored)], add=[row_of(old)])
+    edit(tmp_path, "PRAGMA user_version = 2")
+    with Catalog.open(tmp_path) as catalog:
+        assert catalog.contents().references == (old,)
+        index = ReferenceIndex.build(catalog, "enc-1")
+        assert index.features_id(0) == stored.features_id  # computed from the file
+    with Catalog.open(tmp_path, write=True) as catalog:
+        catalog.add(some_reference(NEWS), some_features(10, seed=1))
+        assert {one.id: bool(one.features_id) for one in catalog.references()} == {FILM: False, NEWS: True}
+    edit(tmp_path, "DELETE FROM reference WHERE id = 'film-1'")
+    assert repair(tmp_path).is_certain  # the checksum proves the row of the earlier version
+    with Catalog.open(tmp_path) as catalog:
+        assert catalog.get(FILM) == stored
 
 
 def test_a_library_of_the_first_format_is_refused_with_the_remedy(tmp_path: Path) -> None:

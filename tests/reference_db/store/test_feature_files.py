@@ -16,7 +16,7 @@ import pytest
 from safetensors.numpy import save
 
 from reference_db.errors import NotAReference
-from reference_db.store.feature_files import StoredFeatures, check_header, pack, read_untrusted
+from reference_db.store.feature_files import StoredFeatures, check_header, features_id, pack, read_untrusted
 from reference_db.store.references import BLOCK_ROWS, MAX_SECONDS, Reference, ReferenceFeatures, ReferenceId
 
 N_SECONDS = 6
@@ -31,6 +31,21 @@ def features(n_seconds: int = N_SECONDS) -> ReferenceFeatures:
     rows = np.random.default_rng(0).standard_normal((n_seconds, 512))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     return ReferenceFeatures(rows.astype(np.float16), np.arange(n_seconds) != 3)
+
+
+def test_the_identity_of_features_depends_on_rows_flags_and_encoder_only() -> None:
+    one = features()
+    rows, flags = one.rows.copy(), one.informative.copy()
+    rows[0, 0] += np.float16(0.25)
+    flags[0] = False
+    others = [
+        features_id("enc-2", one),
+        features_id("enc-1", ReferenceFeatures(rows, one.informative)),
+        features_id("enc-1", ReferenceFeatures(one.rows, flags)),
+        features_id("enc-1", features(N_SECONDS + 1)),
+    ]
+    assert features_id("enc-1", features()) == features_id("enc-1", one)
+    assert len({*others, features_id("enc-1", one)}) == 5
 
 
 @pytest.fixture
@@ -52,9 +67,10 @@ def test_a_packed_reference_is_read_unchanged(path: Path, n_seconds: int) -> Non
     path.write_bytes(content)
     reference, read = read_untrusted(path)
     sha256 = hashlib.sha256(content).hexdigest()
-    assert reference == replace(REFERENCE, n_seconds=n_seconds, features_sha256=sha256)
+    identity = features_id(REFERENCE.encoder_id, expected)
+    assert reference == replace(REFERENCE, n_seconds=n_seconds, features_sha256=sha256, features_id=identity)
     assert read.sha256() == sha256
-    assert check_header(path) == replace(reference, features_sha256="")
+    assert check_header(path) == replace(reference, features_sha256="", features_id="")
     assert np.array_equal(read.rows[:], expected.rows)
     assert np.array_equal(read.rows[2:5], expected.rows[2:5])
     assert np.array_equal(read.informative, expected.informative)

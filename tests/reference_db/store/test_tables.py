@@ -13,6 +13,7 @@ from reference_db.errors import DamagedReference, StorageError
 from reference_db.store.references import Reference, ReferenceId
 from reference_db.store.sqlite import connect
 from reference_db.store.tables import (
+    SCHEMA_VERSION,
     CatalogChecksum,
     checksum_problem,
     create_database,
@@ -87,6 +88,6 @@ def test_an_empty_file_has_no_tables_and_other_files_are_refused(tmp_path: Path)
         db.execute("CREATE TABLE other (id TEXT)")
         with pytest.raises(apsw.CorruptError):
             has_tables(db)
-        db.pragma("user_version", 3)
+        db.pragma("user_version", SCHEMA_VERSION + 1)
         with pytest.raises(StorageError, match="newer Copywatch"):
             has_tables(db)
